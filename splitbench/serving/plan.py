@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch plan is: pure data that says how a layout is brought up, the same on every machine.
+
+Everything that differs between machines is a placeholder in argv and environment, filled when a session starts:
+
+=====================  ==========================================================================
+`{serving_python}`     interpreter of the serving environment (has vllm)
+`{workflow_python}`    interpreter that runs the workflow (has splitbench)
+`{repository}`         folder that holds the `splitbench` package
+`{model}`              folder or hub name of the model
+`{session}`            folder of the session: the plan's files are written there before anything starts
+=====================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from splitbench.files import digest
+
+Role = Literal["aggregated", "prefill", "decode"]
+Kind = Literal["aggregated", "replicas", "pd"]
+Connector = Literal["nixl", "lmcache", "lmcache-mp"]
+FirstToken = Literal["prefiller", "decoder"]
+
+PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(_Frozen):
+    """The accelerators (or, without any, CPU cores) that a layout occupies; arms are compared within one."""
+
+    kind: Literal["cores", "gpus"]
+    count: int = Field(ge=1)
+
+    def __str__(self) -> str:
+        noun = {"cores": "core", "gpus": "GPU"}[self.kind]
+        return f"{self.count} {noun}" + ("s" if self.count != 1 else "")
+
+
+class EnginePlan(_Frozen):
+    """One vLLM server process group: what to start, where, and how to know that it is ready.
+
+    `port` serves HTTP on `host`; `other_ports` are bound by the engine too (NIXL side channel, LMCache init and
+    alloc) and must be free before the start and after the stop.
+    """
+
+    name: str
+    role: Role
+    devices: tuple[int, ...]
+    host: str = "127.0.0.1"
+    port: int
+    other_ports: tuple[int, ...] = ()
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    startup_limit_s: float = Field(default=900.0, gt=0)
+
+
+class ProxyPlan(_Frozen):
+    """The layout's front door where there is more than one engine."""
+
+    host: str = "127.0.0.1"
+    port: int
+    other_ports: tuple[int, ...] = ()
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    startup_limit_s: float = Field(default=60.0, gt=0)
+
+
+class Plan(_Frozen):
+    """The deterministic launch plan of a layout."""
+
+    layout: str
+    kind: Kind
+    connector: Connector | None = None
+    first_token: FirstToken | None = None
+    budget: Budget
+    served_model: str
+    engines: tuple[EnginePlan, ...] = Field(min_length=1)
+    proxy: ProxyPlan | None = None
+    files: dict[str, str] = Field(default_factory=dict)
+    shutdown_grace_s: float = Field(default=20.0, gt=0)
+
+    @property
+    def front_host(self) -> str:
+        """Host that clients send requests to."""
+        return (self.proxy or self.engines[0]).host
+
+    @property
+    def front_port(self) -> int:
+        """Port that clients send requests to."""
+        return (self.proxy or self.engines[0]).port
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Every port that the session binds, in the order of the plan."""
+        parts: list[EnginePlan | ProxyPlan] = [*self.engines, *([self.proxy] if self.proxy else [])]
+        return tuple(port for part in parts for port in (part.port, *part.other_ports))
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all that is started; the layout's name is a label, so it does not count."""
+        return digest(self.model_dump(mode="json", exclude={"layout"}))
+
+
+def fill(text: str, values: dict[str, str]) -> str:
+    """Replace the known placeholders and nothing else (JSON in an argument keeps its braces).
+
+    Raises:
+        KeyError: a placeholder has no value.
+    """
+    for name in PLACEHOLDERS:
+        marker = "{" + name + "}"
+        if marker in text:
+            text = text.replace(marker, values[name])
+    return text
+
+
+def filled(plan: Plan, values: dict[str, str]) -> dict[str, Any]:
+    """The plan with every placeholder replaced, as plain data for the supervisor."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return fill(value, values)
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        return value
+
+    return dict(walk(plan.model_dump(mode="json")))
