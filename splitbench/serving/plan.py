@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launch plan is: pure data that says how a layout is brought up, the same on every machine.
 
-Everything that differs between machines is a placeholder in argv and environment, filled when a session starts:
+Everything that differs between machines is a placeholder in argv and environment, filled at a session's start:
 
 =====================  ==========================================================================
 `{serving_python}`     interpreter of the serving environment (has vllm)
@@ -46,7 +46,7 @@ class Budget(_Frozen):
 class EnginePlan(_Frozen):
     """One vLLM server process group: what to start, where, and how to know that it is ready.
 
-    `port` serves HTTP on `host`; `other_ports` are bound by the engine too (NIXL side channel, LMCache init and
+    `port` serves HTTP on `host`; the engine binds `other_ports` too (NIXL side channel, LMCache init and
     alloc) and must be free before the start and after the stop.
     """
 
@@ -104,8 +104,14 @@ class Plan(_Frozen):
 
     @property
     def digest(self) -> str:
-        """sha256 over all that is started; the layout's name is a label, so it does not count."""
-        return digest(self.model_dump(mode="json", exclude={"layout"}))
+        """sha256 over all that is started; the layout's name is a label and limits only end a wait: neither counts."""
+        labels: dict[str, Any] = {
+            "layout": True,
+            "shutdown_grace_s": True,
+            "engines": {"__all__": {"startup_limit_s"}},
+            "proxy": {"startup_limit_s"},
+        }
+        return digest(self.model_dump(mode="json", exclude=labels))
 
 
 def fill(text: str, values: dict[str, str]) -> str:

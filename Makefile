@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo: from a fresh checkout to the first CDF on real engines, without a GPU.
+# make test: everything that must hold, real engines included.
+# Both set up what they need, may be repeated, and may be interrupted.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check env lock clean
+
+demo: .venv/workflow.complete
+	$(BIN)/snakemake
+
+test: .venv/dev.complete check
+	$(BIN)/python -m pytest
+
+check: .venv/dev.complete
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+env: .venv/workflow.complete
+
+# The marker is written last, so an interrupted set-up starts over.
+.venv/workflow.complete: envs/workflow.lock envs/uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "splitbench needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r envs/workflow.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+.venv/dev.complete: .venv/workflow.complete envs/dev.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r envs/dev.lock
+	touch $@
+
+# The serving environment's lock has a script of its own: envs/lock-serving-cpu.sh
+lock: .venv/workflow.complete
+	for name in uv workflow dev; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	    envs/$$name.in --output-file envs/$$name.lock || exit 1; done
+
+clean:
+	rm -rf .venv .splitbench .snakemake

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# What all rules share: the experiment, and look-ups from wildcards. No disk and no subprocess at parse time.
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, workflow.basedir)
+
+from splitbench.errors import UserError
+from splitbench.serving.session import Owner, end_session
+from splitbench.workflow import CELL_PATTERN, Workflow, say
+
+try:
+    flow = Workflow(config, [Path(name) for name in workflow.configfiles], Path(workflow.basedir))
+except UserError as error:
+    for line in str(error).splitlines():
+        say(f"error: {line}")
+    sys.exit(1)
+
+# Sessions live as long as the snakemake that a person started; its jobs inherit this.
+os.environ.setdefault("SPLITBENCH_OWNER", Owner.current().text)
+
+
+wildcard_constraints:
+    cell=CELL_PATTERN,
+    layout=r"[^/]+",
+    workload=r"[^/]+",
+
+
+def cell_slice(wildcards):
+    return flow.cell_slice(wildcards.cell)
+
+
+def cell_priority(wildcards):
+    return flow.cell_priority(wildcards.cell)
+
+
+def all_cells(pattern):
+    return [flow.path(pattern).format(cell=cell) for cell in flow.cells.ids]
+
+
+onsuccess:
+    end_session(say)
+
+
+onerror:
+    end_session(say)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# The software and the machine, before anything is measured.
+
+
+rule serving_environment:
+    output:
+        flow.path(f"environment/serving-{flow.stack_key}.json"),
+    log:
+        flow.path(f"logs/environment/serving-{flow.stack_key}.log"),
+    params:
+        stack=flow.section("stack"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/serving_environment.py"
+
+
+rule probe:
+    input:
+        serving=ancient(rules.serving_environment.output[0]),
+    output:
+        flow.path(f"environment/probe-{flow.stack_key}.json"),
+    log:
+        flow.path(f"logs/environment/probe-{flow.stack_key}.log"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/probe.py"
+
+
+rule model:
+    output:
+        flow.path(f"models/{flow.model_key}.json"),
+    log:
+        flow.path(f"logs/models/{flow.model_key}.log"),
+    params:
+        model=flow.section("model"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/model.py"

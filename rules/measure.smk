@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# The cells. Every cell is a job of its own under the session lease: the lock of the node keeps two from running at
+# once, and taking all cores keeps the workflow's other jobs out of the measurement.
+
+
+rule cell:
+    input:
+        serving=ancient(rules.serving_environment.output[0]),
+        environment=ancient(rules.probe.output[0]),
+        model=ancient(rules.model.output[0]),
+    output:
+        slice=flow.path("cells/{cell}/cell.json"),
+        bench=flow.path("cells/{cell}/bench.json"),
+        metrics=flow.path("cells/{cell}/metrics.json"),
+        record=flow.path("cells/{cell}/record.json"),
+    log:
+        flow.path("logs/cells/{cell}.log"),
+    params:
+        slice=cell_slice,
+    priority: cell_priority
+    threads: workflow.cores
+    resources:
+        node=1,
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/cell.py"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# From the client's JSON to checked Parquet: one part per cell, then the small tables over all cells.
+
+
+rule part:
+    input:
+        slice=flow.path("cells/{cell}/cell.json"),
+        bench=flow.path("cells/{cell}/bench.json"),
+        metrics=flow.path("cells/{cell}/metrics.json"),
+        record=flow.path("cells/{cell}/record.json"),
+    output:
+        cells=flow.path("parts/{cell}/cells.parquet"),
+        requests=flow.path("parts/{cell}/requests.parquet"),
+        tokens=flow.path("parts/{cell}/tokens.parquet"),
+        checks=flow.path("parts/{cell}/checks.parquet"),
+    log:
+        flow.path("logs/parts/{cell}.log"),
+    params:
+        slice=cell_slice,
+        thresholds=flow.section("thresholds"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/part.py"
+
+
+rule tables:
+    input:
+        cells=all_cells("parts/{cell}/cells.parquet"),
+        requests=all_cells("parts/{cell}/requests.parquet"),
+        tokens=all_cells("parts/{cell}/tokens.parquet"),
+        checks=all_cells("parts/{cell}/checks.parquet"),
+    output:
+        cells=flow.path("tables/cells.parquet"),
+        checks=flow.path("tables/checks.parquet"),
+        parts=flow.path("tables/parts.json"),
+    log:
+        flow.path("logs/tables.log"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/tables.py"
+
+
+rule statistics:
+    input:
+        cells=rules.tables.output.cells,
+        checks=rules.tables.output.checks,
+        parts=rules.tables.output.parts,
+    output:
+        flow.path("statistics.json"),
+    log:
+        flow.path("logs/statistics.log"),
+    params:
+        slo=flow.section("slo"),
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/statistics.py"

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+from splitbench.measuring.stage import measure_cell
+from splitbench.workflow import Workflow, script
+
+with script(snakemake.log[0]) as note:
+    measure_cell(
+        Workflow(snakemake.config),
+        snakemake.wildcards.cell,
+        environment=Path(snakemake.input.environment),
+        log=Path(snakemake.log[0]),
+        note=note,
+    )

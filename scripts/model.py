@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+from splitbench.environment.stage import write_model
+from splitbench.workflow import Workflow, script
+
+with script(snakemake.log[0]) as note:
+    write_model(Workflow(snakemake.config), Path(snakemake.output[0]), note)

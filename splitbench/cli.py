@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `splitbench` command: what a person does beside `snakemake`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from splitbench import __version__
+from splitbench.errors import UserError
+from splitbench.experiment.load import check_sources, read_experiment
+from splitbench.experiment.models import Experiment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's error is one line on stderr and exit code 1."""
+    parser = argparse.ArgumentParser(prog="splitbench", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"splitbench {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    config = commands.add_parser("config", help="look at an experiment's config")
+    actions = config.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check", help="say what is wrong with a config, a line a problem")
+    check.add_argument("file", type=Path)
+    check.set_defaults(run=_config_check)
+    schema = actions.add_parser("schema", help="print the JSON Schema that editors use")
+    schema.set_defaults(run=_config_schema)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"splitbench: error: {line}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 141
+
+
+def _config_check(arguments: argparse.Namespace) -> int:
+    experiment = read_experiment(arguments.file)
+    check_sources(experiment, Path.cwd())
+    matrix = experiment.matrix
+    cells = (
+        len(experiment.layouts)
+        * len(experiment.workloads)
+        * len(matrix.concurrency)
+        * matrix.restarts
+        * matrix.repeats
+    )
+    print(f"{arguments.file}: ok, experiment '{experiment.experiment}' with {cells} cells")
+    return 0
+
+
+def schema_text() -> str:
+    """JSON Schema of an experiment, as the file in config/ holds it."""
+    schema = Experiment.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _config_schema(arguments: argparse.Namespace) -> int:
+    del arguments
+    sys.stdout.write(schema_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment stage as the workflow calls it: serving software, model, and a record of the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from splitbench.environment.probe import probe_machine
+from splitbench.environment.serving_environment import build_serving_environment, find_uv
+from splitbench.errors import UserError
+from splitbench.files import read_json, write_json
+from splitbench.serving.synthetic_model import make_synthetic_model
+from splitbench.workflow import Workflow
+
+Note = Callable[[str], None]
+
+
+def ensure_serving(flow: Workflow, note: Note, log: Path | None = None) -> dict[str, Any]:
+    """The serving environment of an experiment: built from its lock unless it is there, or the given one.
+
+    Returns:
+        its record: at least `packages`, a mapping of names to versions.
+
+    Raises:
+        UserError: it can't be built, or the given one has other versions than the config states.
+    """
+    stack = flow.experiment.stack
+    if stack.lock is None:
+        found = packages_of(flow.serving_python)
+        for package, version in stack.packages.items():
+            if found.get(package) != version:
+                raise UserError(
+                    f"{flow.serving_python} has {package} {found.get(package, 'not at all')}",
+                    where=f"stack.packages.{package}",
+                    mend=f"state the version that is there, or install {version}",
+                )
+        return {"packages": found}
+    serving = build_serving_environment(
+        flow.root / stack.lock,
+        flow.serving_folder,
+        uv=find_uv(),
+        torch_cpu_index=stack.torch_cpu_index,
+        log=log or flow.serving_folder.with_suffix(".log"),
+        progress=note,
+    )
+    return serving.model_dump(mode="json")
+
+
+def packages_of(python: Path) -> dict[str, str]:
+    """Distributions that an interpreter sees, by name.
+
+    Raises:
+        UserError: it can't be run.
+    """
+    program = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+    )
+    try:
+        shown = subprocess.run(
+            [str(python), "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
+        return {str(name): str(version) for name, version in json.loads(shown.stdout).items()}
+    except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"{python} can't be asked for its packages ({error})",
+            where="stack.python",
+            mend="name an interpreter that runs",
+        ) from None
+
+
+def ensure_model(flow: Workflow, note: Note) -> dict[str, Any]:
+    """The model of an experiment: made if it is synthetic and not there yet, otherwise only described."""
+    model = flow.experiment.model
+    if model.synthetic is None:
+        return {"name": model.name, "source": str(model.path or model.hub), "revision": model.revision}
+    folder = Path(flow.model_source)
+    record = folder / "splitbench.json"
+    if record.exists():
+        return read_json(record)
+    note(f"making the synthetic model {flow.model_key}")
+    return make_synthetic_model(model.synthetic, folder)
+
+
+def write_serving(flow: Workflow, output: Path, log: Path, note: Note) -> None:
+    """Build the serving environment and keep a record of it with the results."""
+    serving = ensure_serving(flow, note, log)
+    write_json(output, {"stack": flow.stack, "key": flow.stack_key} | serving)
+
+
+def write_model(flow: Workflow, output: Path, note: Note) -> None:
+    """Make or find the model and keep a record of it with the results."""
+    write_json(output, {"model": flow.model, "key": flow.model_key} | ensure_model(flow, note))
+
+
+def write_probe(serving: Path, output: Path) -> None:
+    """Record the machine together with the serving software that was found on it."""
+    write_json(output, {"machine": probe_machine(), "serving": read_json(serving)})

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config of an experiment: what a YAML file may say, with defaults, units and the rules between fields.
+
+The JSON Schema in `config/schema.json` is generated from these models.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from splitbench.serving.plan import Connector, FirstToken
+from splitbench.serving.synthetic_model import SyntheticModel
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+ArgValue = bool | int | float | str | list[int | float | str] | dict[str, Any] | None
+
+# Flags of `vllm serve` that the plan sets itself; a second opinion in the config would make the plan lie.
+OWNED_ARGS = frozenset(
+    {
+        "api-key",
+        "api-server-count",
+        "data-parallel-size",
+        "host",
+        "kv-transfer-config",
+        "model",
+        "pipeline-parallel-size",
+        "port",
+        "served-model-name",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "tensor-parallel-size",
+        "tokenizer",
+        "uds",
+    }
+)
+OWNED_ENV = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "LMCACHE_CONFIG_FILE",
+        "PYTHONPATH",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT",
+        "VLLM_SERVER_DEV_MODE",
+    }
+)
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+# Flags of `vllm bench serve` that the cell sets itself.
+OWNED_CLIENT_ARGS = frozenset(
+    {
+        "append-result",
+        "backend",
+        "base-url",
+        "burstiness",
+        "dataset-name",
+        "dataset-path",
+        "endpoint",
+        "header",
+        "host",
+        "ignore-eos",
+        "max-concurrency",
+        "metadata",
+        "metric-percentiles",
+        "model",
+        "num-prompts",
+        "num-warmups",
+        "percentile-metrics",
+        "port",
+        "random-input-len",
+        "random-output-len",
+        "random-range-ratio",
+        "ready-check-timeout-sec",
+        "request-id-prefix",
+        "request-rate",
+        "result-dir",
+        "result-filename",
+        "save-detailed",
+        "save-result",
+        "seed",
+        "served-model-name",
+        "temperature",
+        "tokenizer",
+    }
+)
+
+
+def _one_or_many(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _flag_names(owned: frozenset[str]) -> AfterValidator:
+    def check(args: dict[str, Any]) -> dict[str, Any]:
+        for flag in args:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", flag):
+                raise ValueError(
+                    f"'{flag}' is not a flag name; write it as 'max-num-seqs', without dashes in front"
+                )
+            if flag in owned or flag.removeprefix("no-") in owned:
+                raise ValueError(f"'{flag}' is set by the plan; remove it here")
+        return args
+
+    return AfterValidator(check)
+
+
+def _env_names(env: dict[str, str]) -> dict[str, str]:
+    for name in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"'{name}' is not a name for an environment variable; use letters, digits and _")
+        if name in OWNED_ENV or name.startswith("SPLITBENCH_"):
+            raise ValueError(f"'{name}' is set by the plan; remove it here")
+        if SECRET_NAME.search(name):
+            raise ValueError(
+                f"'{name}' looks like a secret, and every config is archived; export it in the shell instead"
+            )
+    return env
+
+
+EngineArgs = Annotated[dict[str, ArgValue], _flag_names(OWNED_ARGS)]
+ClientArgs = Annotated[dict[str, ArgValue], _flag_names(OWNED_CLIENT_ARGS)]
+EngineEnv = Annotated[dict[str, str], AfterValidator(_env_names)]
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are errors, values don't change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Stack(Section):
+    """The pinned serving software: built from a lock by the workflow, or an environment that is there already."""
+
+    name: Name
+    lock: Path | None = Field(None, description="lock file from which the serving environment is built")
+    python: Path | None = Field(None, description="interpreter of a serving environment made elsewhere")
+    packages: dict[str, str] = Field(
+        default_factory=dict,
+        description="versions that must be found there; with `python` this is what results are keyed by",
+    )
+    torch_cpu_index: str = Field(
+        "https://download.pytorch.org/whl/cpu",
+        description="where torch's CPU build comes from when pip's own sources have none",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.lock is None) == (self.python is None):
+            raise ValueError("give exactly one of 'lock' (build it) and 'python' (use it)")
+        if self.python is not None and "vllm" not in self.packages:
+            raise ValueError("'packages' must state at least vllm's version when 'python' is given")
+        return self
+
+
+class Model(Section):
+    """The model that every engine serves."""
+
+    name: Name = Field(description="name under which it is served; requests carry it")
+    synthetic: SyntheticModel | None = Field(None, description="make a small random model of this shape")
+    path: Path | None = Field(None, description="folder with weights and tokenizer")
+    hub: str | None = Field(None, description="hub id, fetched or found in the hub cache by vLLM")
+    revision: str | None = Field(None, description="commit of the hub repository")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if sum(source is not None for source in (self.synthetic, self.path, self.hub)) != 1:
+            raise ValueError("give exactly one of 'synthetic', 'path' and 'hub'")
+        return self
+
+
+class Node(Section):
+    """How this machine is used; nothing in here changes a result, so nothing in here is part of a digest."""
+
+    base_port: Port = Field(18100, description="ports are counted upwards from here")
+    idle_limit_s: PositiveFloat = Field(300.0, description="a session that nobody uses ends after this")
+
+
+class EngineDefaults(Section):
+    """What engines are started with; experiment, layout and engine level are merged in this order."""
+
+    args: EngineArgs = Field(default_factory=dict, description="extra flags of `vllm serve`, without dashes")
+    env: EngineEnv = Field(default_factory=dict, description="environment variables")
+    startup_limit_s: PositiveFloat | None = Field(None, description="how long an engine may take to be ready")
+
+
+class EngineSpec(EngineDefaults):
+    """One engine: the devices it occupies and how it spreads over them."""
+
+    cores: list[NonNegativeInt] | None = Field(None, min_length=1, description="CPU cores (CPU stack)")
+    gpus: list[NonNegativeInt] | None = Field(None, min_length=1, description="GPU indices (CUDA stack)")
+    tp: PositiveInt | None = Field(None, description="tensor parallel size; default: all GPUs given")
+    pp: PositiveInt = Field(1, description="pipeline parallel size")
+    dp: PositiveInt = Field(1, description="data parallel size")
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="share of each GPU's memory (vLLM's gpu-memory-utilization)"
+    )
+    port: Port | None = Field(None, description="fixed HTTP port; default: counted from node.base_port")
+
+    @model_validator(mode="after")
+    def _devices(self) -> Self:
+        if (self.cores is None) == (self.gpus is None):
+            raise ValueError("give exactly one of 'cores' and 'gpus'")
+        devices = self.devices
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"a device is named twice in {devices}")
+        if self.gpus is not None and self.parallel != len(devices):
+            raise ValueError(
+                f"tp x pp x dp is {self.parallel} but {len(devices)} GPUs are given; make them equal"
+            )
+        if self.cores is not None and self.parallel != 1:
+            raise ValueError("on CPU cores tp, pp and dp must be 1; start replicas instead")
+        return self
+
+    @property
+    def devices(self) -> list[int]:
+        """Device indices, cores or GPUs."""
+        return list(self.cores if self.cores is not None else self.gpus or [])
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor parallel size with its default filled in."""
+        if self.tp is not None:
+            return self.tp
+        return 1 if self.cores is not None else max(1, len(self.devices) // (self.pp * self.dp))
+
+    @property
+    def parallel(self) -> int:
+        """Number of ranks."""
+        return self.tensor_parallel * self.pp * self.dp
+
+
+class AggregatedLayout(EngineSpec):
+    """One engine that does prefill and decode."""
+
+    kind: Literal["aggregated"]
+
+    def engines(self) -> list[EngineSpec]:
+        """The layout's engines."""
+        return [self]
+
+
+class ReplicasLayout(EngineDefaults):
+    """Several equal aggregated engines behind a round-robin front."""
+
+    kind: Literal["replicas"]
+    replicas: Annotated[list[EngineSpec], Field(min_length=2)]
+
+    def engines(self) -> list[EngineSpec]:
+        """The layout's engines."""
+        return list(self.replicas)
+
+
+Engines = Annotated[list[EngineSpec], BeforeValidator(_one_or_many), Field(min_length=1)]
+
+
+class PdLayout(EngineDefaults):
+    """Prefill engines and decode engines with a proxy in front."""
+
+    kind: Literal["pd"]
+    connector: Connector = Field(description="how KV cache moves from prefill to decode")
+    prefill: Engines
+    decode: Engines
+    first_token: FirstToken | None = Field(
+        None, description="who makes the first token; default by connector"
+    )
+    kv_buffer_device: Literal["cpu", "cuda"] | None = Field(
+        None, description="where transfer buffers live; default: with the engine"
+    )
+    kv_buffer_gb: PositiveFloat = Field(2.0, description="size of LMCache's transfer buffer per rank, in GiB")
+
+    @model_validator(mode="after")
+    def _first_token_of_connector(self) -> Self:
+        if self.connector != "lmcache" and self.first_token == "prefiller":
+            raise ValueError(f"connector '{self.connector}' always takes the first token from the decoder")
+        return self
+
+    def engines(self) -> list[EngineSpec]:
+        """The layout's engines, prefill first."""
+        return [*self.prefill, *self.decode]
+
+
+Layout = Annotated[AggregatedLayout | ReplicasLayout | PdLayout, Field(discriminator="kind")]
+
+
+class Prompts(Section):
+    """How many prompts a cell sends."""
+
+    per_concurrency: PositiveInt = Field(10, description="prompts per unit of concurrency")
+    minimum: PositiveInt = Field(1, description="but never fewer than this")
+
+
+class Workload(Section):
+    """What a request looks like and how requests arrive."""
+
+    dataset: Literal["random"] = "random"
+    input_tokens: PositiveInt
+    output_tokens: PositiveInt
+    prompts: Prompts = Prompts()
+    warmup_per_concurrency: NonNegativeInt = Field(
+        1, description="warm-up requests per unit of concurrency, with prompts that are not measured"
+    )
+    extra_args: ClientArgs = Field(default_factory=dict, description="further flags of `vllm bench serve`")
+
+
+class Matrix(Section):
+    """The axes of the experiment; every combination is a cell."""
+
+    concurrency: Annotated[list[PositiveInt], Field(min_length=1)]
+    restarts: PositiveInt = Field(1, description="bring-ups of each layout")
+    repeats: PositiveInt = Field(1, description="runs of each cell within one bring-up")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.concurrency)) != len(self.concurrency):
+            raise ValueError(f"concurrency {self.concurrency} names a value twice; remove one")
+        return self
+
+
+class Slo(Section):
+    """What the service must keep; in milliseconds at the given percentile."""
+
+    itl_ms: PositiveFloat | None = None
+    ttft_ms: PositiveFloat | None = None
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+
+
+class Thresholds(Section):
+    """When a cell counts; the defaults and their reasons are in docs/method.md."""
+
+    input_tokens_off_percent: PositiveFloat = 0.5
+    coalesced_warn_percent: PositiveFloat = 1.0
+    coalesced_invalid_percent: PositiveFloat = 5.0
+    coalesced_below_ms: PositiveFloat = 0.2
+    prefix_hit_percent: PositiveFloat = 1.0
+    kv_moved_percent: PositiveFloat = 99.0
+
+
+class Window(Section):
+    """The drawn range of a CDF."""
+
+    x_ms: tuple[float, float] | None = Field(None, description="range in milliseconds; default: all data")
+    y: tuple[float, float] = Field((0.0, 1.0), description="range of the cumulative share")
+    log_x: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        for name, pair in (("x_ms", self.x_ms), ("y", self.y)):
+            if pair is not None and not pair[0] < pair[1]:
+                raise ValueError(f"{name} {list(pair)} must rise; swap the two numbers")
+        if not (0 <= self.y[0] and self.y[1] <= 1):
+            raise ValueError("y is a share; keep it between 0 and 1")
+        return self
+
+
+class Figures(Section):
+    """How figures are drawn; nothing in here causes a cell to run."""
+
+    itl_window: Window = Window()
+    itl_layouts_window: Window = Window()
+    ttft_window: Window = Window()
+    language: Literal["en"] = "en"
+
+
+class Experiment(Section):
+    """One experiment: what is compared, under which load, on which software."""
+
+    experiment: Name = Field(description="its name, and the folder of its results")
+    title: str = ""
+    seed: NonNegativeInt = 0
+    stack: Stack
+    model: Model
+    node: Node = Node()
+    engine: EngineDefaults = EngineDefaults()
+    layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    matrix: Matrix
+    slo: Slo = Slo()
+    thresholds: Thresholds = Thresholds()
+    figures: Figures = Figures()

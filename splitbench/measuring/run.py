@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure one cell: take the node, get the session, warm up, run the client, keep what proves the numbers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from splitbench import __version__
+from splitbench.errors import UserError
+from splitbench.experiment.cells import Cell
+from splitbench.files import digest, sha256_file, write_json, written_aside
+from splitbench.measuring.client import ClientExit, run_warm
+from splitbench.measuring.command import bench_command
+from splitbench.measuring.metrics import parse_metrics
+from splitbench.serving.session import (
+    ClientPlan,
+    Owner,
+    Places,
+    Session,
+    SessionRequest,
+    acquire,
+    node_lock,
+)
+
+# Any fixed offset keeps warm-up prompts apart from measured ones and the same in every layout.
+WARMUP_SEED_OFFSET = 0x40000000
+SCRAPE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class CellFiles:
+    """Where a cell's files go; `status` is kept when the cell fails, the others only exist when it is complete."""
+
+    folder: Path
+
+    @property
+    def slice(self) -> Path:
+        """The effective slice and its digest."""
+        return self.folder / "cell.json"
+
+    @property
+    def bench(self) -> Path:
+        """The client's detailed result."""
+        return self.folder / "bench.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Engines' counters before and after."""
+        return self.folder / "metrics.json"
+
+    @property
+    def record(self) -> Path:
+        """What happened: times, order, session, client."""
+        return self.folder / "record.json"
+
+    @property
+    def status(self) -> Path:
+        """Started, completed or failed, and why."""
+        return self.folder / "status.json"
+
+
+def now() -> str:
+    """UTC time to the millisecond, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def run_cell(
+    cell: Cell,
+    files: CellFiles,
+    *,
+    order: int,
+    places: Places,
+    state: Path,
+    owner: Owner,
+    client_socket: Path,
+    log: Path,
+    session_logs: Path,
+    environment: Path,
+    idle_limit_s: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Measure a cell under the node's lock and write its files aside, then in place, the record last.
+
+    Args:
+        cell: what to measure.
+        files: where results go.
+        order: the cell's place in the planned order, from 0.
+        places: interpreters and folders of this machine.
+        state: this node's state folder.
+        owner: the process for which sessions are kept up.
+        client_socket: where the session's warm client listens.
+        log: the client's output.
+        session_logs: folder of the engines' logs.
+        environment: record of the machine and its software; its digest goes into the cell's record.
+        idle_limit_s: a session that nobody uses ends after this.
+        progress: takes one line for a person.
+
+    Raises:
+        UserError: the session did not come up, was lost, or the client failed.
+    """
+    started_at = now()
+    write_json(files.status, {"status": "started", "started_at": started_at, "cell_digest": cell.digest})
+    try:
+        with node_lock(state, f"{cell.experiment}: {cell.cell_id}", progress):
+            _measure(
+                cell,
+                files,
+                order=order,
+                request=SessionRequest(
+                    plan=cell.plan,
+                    restart=cell.restart,
+                    places=places,
+                    log_folder=session_logs,
+                    owner=owner,
+                    client=_client(places, client_socket),
+                    idle_limit_s=idle_limit_s,
+                ),
+                log=log,
+                environment=environment,
+                progress=progress,
+                state=state,
+            )
+    except BaseException as error:
+        failed = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": str(error)}
+        write_json(files.status, failed | {"cell_digest": cell.digest})
+        raise
+    write_json(
+        files.status,
+        {"status": "completed", "started_at": started_at, "ended_at": now(), "cell_digest": cell.digest},
+    )
+
+
+def _client(places: Places, socket: Path) -> ClientPlan:
+    script = Path(places.repository) / "splitbench" / "measuring" / "client_server.py"
+    return ClientPlan(
+        argv=(str(places.serving_python), str(script), str(socket)),
+        env={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        socket=socket,
+    )
+
+
+def _measure(
+    cell: Cell,
+    files: CellFiles,
+    *,
+    order: int,
+    request: SessionRequest,
+    log: Path,
+    environment: Path,
+    progress: Callable[[str], None],
+    state: Path,
+) -> None:
+    session = acquire(state, request, progress)
+    began = time.monotonic()
+
+    def lost() -> str | None:
+        if not request.owner.alive():
+            return "the workflow that asked for this cell is gone"
+        return session.lost()
+
+    files.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".cell-", dir=files.folder) as aside:
+        raw = Path(aside) / "bench.json"
+        _reset_prefix_caches(session)
+        warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
+        if cell.warmups:
+            _run_client(
+                session, cell, request, prompts=cell.warmups, seed=warmup_seed, result=None, log=log, lost=lost
+            )
+        before = _scrape(session)
+        session_age_s = session.age_s
+        started_at, start = now(), time.monotonic()
+        argv, client = _run_client(
+            session, cell, request, prompts=cell.prompts, seed=cell.seed, result=raw, log=log, lost=lost
+        )
+        duration_s = time.monotonic() - start
+        after = _scrape(session)
+        bench = _read_bench(raw, log)
+        metrics = {
+            engine.name: {"role": engine.role, "before": before[engine.name], "after": after[engine.name]}
+            for engine in session.engines
+        }
+        write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
+        with written_aside(files.bench) as path:
+            path.write_bytes(raw.read_bytes())
+        write_json(files.metrics, metrics)
+        write_json(
+            files.record,
+            {
+                "cell_id": cell.cell_id,
+                "cell_digest": cell.digest,
+                "order": order,
+                "started_at": started_at,
+                "ended_at": now(),
+                "duration_s": round(duration_s, 3),
+                "total_s": round(time.monotonic() - began, 3),
+                "prompts": cell.prompts,
+                "warmups": cell.warmups,
+                "seed": cell.seed,
+                "warmup_seed": warmup_seed,
+                "session": {
+                    "id": session.id,
+                    "restart": cell.restart,
+                    "age_s": round(session_age_s, 3),
+                    "steps_s": session.steps_s,
+                    "logs": {engine.name: _relative(engine.log, files.folder) for engine in session.engines},
+                },
+                "client": {
+                    "argv": ["vllm", *argv],
+                    "seconds": round(client.seconds, 3),
+                    "cpu_s": round(client.cpu_s, 3),
+                    "exit_code": client.exit_code,
+                },
+                "completed": sum(not error for error in bench["errors"]),
+                "bench_sha256": sha256_file(files.bench),
+                "environment_digest": digest(orjson.loads(environment.read_bytes())),
+                "code_version": __version__,
+            },
+        )
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """A path as seen from the cell's folder, so that a moved results tree keeps its links."""
+    return os.path.relpath(path, folder)
+
+
+def _run_client(
+    session: Session,
+    cell: Cell,
+    request: SessionRequest,
+    *,
+    prompts: int,
+    seed: int,
+    result: Path | None,
+    log: Path,
+    lost: Callable[[], str | None],
+) -> tuple[list[str], ClientExit]:
+    argv = bench_command(
+        cell,
+        base_url=session.front_url,
+        tokenizer=str(request.places.model),
+        prompts=prompts,
+        seed=seed,
+        result=result,
+    )
+    if session.client_socket is None:
+        raise UserError("the session has no client", mend="report this as a bug")
+    ended = run_warm(session.client_socket, argv, log, lost)
+    if ended.stopped is not None:
+        raise UserError(f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again")
+    if ended.exit_code != 0:
+        raise UserError(
+            f"the client ended with {ended.describe()}; its last lines: {_tail(log)}", where=str(log)
+        )
+    return argv, ended
+
+
+def _tail(log: Path, lines: int = 4) -> str:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "(no log)"
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+
+
+def _read_bench(raw: Path, log: Path) -> dict[str, Any]:
+    try:
+        bench = orjson.loads(raw.read_bytes().replace(b"Infinity", b"null").replace(b"NaN", b"null"))
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise UserError(
+            f"the client left no readable result ({error}); its last lines: {_tail(log)}", where=str(log)
+        ) from None
+    if not isinstance(bench, dict) or "errors" not in bench:
+        raise UserError("the client's result has no per-request detail", where=str(log))
+    return bench
+
+
+def _http(url: str, *, method: str = "GET") -> bytes:
+    request = urllib.request.Request(url, method=method)
+    with urllib.request.urlopen(request, timeout=SCRAPE_LIMIT_S) as answer:
+        return bytes(answer.read())
+
+
+def _reset_prefix_caches(session: Session) -> None:
+    for engine in session.engines:
+        try:
+            _http(f"{engine.url}/reset_prefix_cache", method="POST")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:  # an engine without this endpoint; the fresh-prompts check decides
+                raise UserError(
+                    f"{engine.name} answered {error.code} to a reset of its prefix cache", where=str(engine.log)
+                ) from None
+        except OSError as error:
+            raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
+
+
+def _scrape(session: Session) -> dict[str, dict[str, float]]:
+    scraped = {}
+    for engine in session.engines:
+        try:
+            text = _http(f"{engine.url}/metrics").decode("utf-8", errors="replace")
+        except OSError as error:
+            raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
+        scraped[engine.name] = {
+            series: value for series, value in parse_metrics(text).items() if series.startswith("vllm:")
+        }
+    return scraped

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measuring stage as the workflow calls it: one cell, from its id to its files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from splitbench.environment.stage import ensure_model, ensure_serving
+from splitbench.errors import UserError
+from splitbench.experiment.cells import Cell
+from splitbench.files import read_json
+from splitbench.measuring.progress import Load, progress_line, remaining_s
+from splitbench.measuring.run import CellFiles, run_cell
+from splitbench.serving.session import Owner, Places, state_folder
+from splitbench.workflow import REPOSITORY, Workflow
+
+
+def measure_cell(
+    flow: Workflow, cell_id: str, *, environment: Path, log: Path, note: Callable[[str], None]
+) -> None:
+    """Measure one cell of an experiment.
+
+    Args:
+        flow: the experiment.
+        cell_id: which of its cells.
+        environment: record of the machine and its software.
+        log: the rule's log; the client's output goes beside it.
+        note: takes lines for a person.
+
+    Raises:
+        UserError: what kept the cell from being measured.
+    """
+    cell = flow.cells[cell_id]
+    owner = Owner.from_env(os.environ)
+    # A results folder that moved to another machine comes without the store; both are cheap when they are there.
+    ensure_serving(flow, note)
+    ensure_model(flow, note)
+    check_cores(cell)
+    state = state_folder()
+    note(_progress(flow, cell, owner))
+    run_cell(
+        cell,
+        CellFiles(Path(flow.path(f"cells/{cell_id}"))),
+        order=flow.cells.order(cell_id),
+        places=Places(
+            serving_python=str(flow.serving_python),
+            workflow_python=sys.executable,
+            repository=str(REPOSITORY),
+            model=flow.model_source,
+        ),
+        state=state,
+        owner=owner,
+        client_socket=state / "client.sock",
+        log=log.with_suffix(".client.log"),
+        session_logs=Path(flow.path("logs/sessions")) / cell.layout_key,
+        environment=environment,
+        idle_limit_s=flow.experiment.node.idle_limit_s,
+        progress=note,
+    )
+
+
+def check_cores(cell: Cell) -> None:
+    """Make sure that this process may use the cores a layout wants.
+
+    Raises:
+        UserError: a core is not there (or not ours, in a container or an allocation).
+    """
+    if cell.plan.budget.kind != "cores":
+        return
+    available = os.sched_getaffinity(0)
+    for engine in cell.plan.engines:
+        missing = sorted(set(engine.devices) - available)
+        if missing:
+            raise UserError(
+                f"{engine.name} wants core {missing[0]}, but this process may only use {sorted(available)}",
+                where=f"layouts.{cell.layout}",
+                mend="name cores that are there",
+            )
+
+
+def _load(cell: Cell) -> Load:
+    return Load(cell.layout, cell.workload, cell.concurrency, cell.prompts + cell.warmups)
+
+
+def _progress(flow: Workflow, cell: Cell, owner: Owner) -> str:
+    done: dict[Load, float] = {}
+    todo = []
+    finished = 0
+    for other in flow.cells.all:
+        record = CellFiles(Path(flow.path(f"cells/{other.cell_id}"))).record
+        if record.exists():
+            finished += 1
+            done[_load(other)] = float(read_json(record)["total_s"])
+        else:
+            todo.append(_load(other))
+    try:
+        elapsed_s = time.time() - psutil.Process(owner.pid).create_time()
+    except psutil.Error:
+        elapsed_s = 0.0
+    matrix = flow.experiment.matrix
+    several = matrix.restarts > 1 or matrix.repeats > 1
+    repeat = f"restart {cell.restart + 1} repeat {cell.repeat + 1}" if several else ""
+    return progress_line(
+        finished + 1, len(flow.cells), _load(cell), elapsed_s, remaining_s(todo, done), repeat=repeat
+    )

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One experiment as the workflow sees it: its cells, where every file goes, and what each rule depends on.
+
+Paths are relative to the folder that Snakemake works in, so that results can be moved as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import splitbench
+from splitbench.errors import UserError
+from splitbench.experiment.cells import Cells, model_slice, stack_slice
+from splitbench.experiment.load import check_sources, load_experiment
+from splitbench.files import canonical_json, digest8
+
+CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
+REPOSITORY = Path(splitbench.__file__).resolve().parent.parent
+
+
+class Workflow:
+    """Paths and slices of one experiment.
+
+    Args:
+        config: the whole config as plain data.
+        files: where it was read from, for messages.
+        root: the folder that relative paths of the config are read from.
+
+    Raises:
+        UserError: the config is wrong; one line a problem.
+    """
+
+    def __init__(self, config: Mapping[str, Any], files: Sequence[Path] = (), root: Path = REPOSITORY) -> None:
+        self.experiment = load_experiment(config, files)
+        check_sources(self.experiment, root)
+        self.root = root
+        self.results = f"results/{self.experiment.experiment}"
+        self.cells = Cells(self.experiment, root)
+        self.stack = stack_slice(self.experiment, root)
+        self.model = model_slice(self.experiment)
+
+    # Names of folders that carry the digest of what they hold.
+
+    @property
+    def stack_key(self) -> str:
+        """`<stack>-<hash8>`."""
+        return f"{self.experiment.stack.name}-{digest8(self.stack)}"
+
+    @property
+    def model_key(self) -> str:
+        """`<model>-<hash8>`."""
+        return f"{self.experiment.model.name}-{digest8(self.model)}"
+
+    def path(self, pattern: str) -> str:
+        """A path (or a pattern with wildcards) below this experiment's results."""
+        return f"{self.results}/{pattern}"
+
+    # The store holds what is made from locks and specs and can be made again: not results.
+
+    @property
+    def serving_folder(self) -> Path:
+        """Where the serving environment is built."""
+        return store() / "envs" / self.stack_key
+
+    @property
+    def serving_python(self) -> Path:
+        """Interpreter that has vLLM."""
+        given = self.experiment.stack.python
+        return self.root / given if given is not None else self.serving_folder / "bin" / "python"
+
+    @property
+    def model_source(self) -> str:
+        """What engines are given as the model: a folder, or a hub id."""
+        model = self.experiment.model
+        if model.hub is not None:
+            return model.hub
+        if model.path is not None:
+            return str((self.root / model.path).resolve())
+        return str((store() / "models" / self.model_key).resolve())
+
+    # What rules depend on, as canonical text: Snakemake compares params as text.
+
+    def cell_slice(self, cell: str) -> str:
+        """Everything a cell's numbers depend on."""
+        return canonical_json(self.cells[cell].slice)
+
+    def cell_priority(self, cell: str) -> int:
+        """Snakemake starts the highest first; cells go before everything else, in the recorded order."""
+        return len(self.cells) - self.cells.order(cell)
+
+    def plan_text(self, layout: str) -> str:
+        """The launch plan of one layout."""
+        return canonical_json(self.cells.plans[layout].model_dump(mode="json"))
+
+    def section(self, name: str) -> str:
+        """One section of the config with its defaults."""
+        return canonical_json(getattr(self.experiment, name).model_dump(mode="json"))
+
+
+def store() -> Path:
+    """Folder for environments and models that are made from locks and specs; `SPLITBENCH_STORE` moves it."""
+    return Path(os.environ.get("SPLITBENCH_STORE", ".splitbench")).resolve()
+
+
+def say(line: str) -> None:
+    """One line for a person who watches."""
+    sys.stderr.write(f"splitbench: {line}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
+    """Run a rule's work: progress goes to the terminal and the log, a user's error is one line and exit code 1.
+
+    Yields:
+        a function that takes a line of progress.
+    """
+    path = Path(log) if log else None
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+
+    def note(line: str) -> None:
+        say(line)
+        if path is not None:
+            with path.open("a", encoding="utf-8") as handle:
+                handle.write(f"{line}\n")
+
+    try:
+        yield note
+    except UserError as error:
+        note(f"error: {error}")
+        sys.exit(1)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every mistake in a config gives one line: file, line, key, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from splitbench.errors import UserError
+from splitbench.experiment.load import load_experiment, read_experiment, read_yaml
+
+GOOD: dict[str, Any] = {
+    "experiment": "tiny",
+    "stack": {"name": "stub", "python": "bin/python", "packages": {"vllm": "1"}},
+    "model": {"name": "m", "synthetic": {}},
+    "layouts": {
+        "agg": {"kind": "aggregated", "cores": [0, 1]},
+        "pd": {"kind": "pd", "connector": "nixl", "prefill": {"cores": [0]}, "decode": {"cores": [1]}},
+        "two": {"kind": "replicas", "replicas": [{"cores": [0]}, {"cores": [1]}]},
+        "tp": {"kind": "aggregated", "gpus": [0, 1, 2, 3]},
+    },
+    "workloads": {"long": {"input_tokens": 100, "output_tokens": 8}},
+    "matrix": {"concurrency": [1, 2]},
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The good config with one value changed; DELETE removes it."""
+    config = copy.deepcopy(GOOD)
+    *parents, last = path.split("/")
+    place: Any = config
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    key: Any = int(last) if isinstance(place, list) else last
+    if value is DELETE:
+        del place[key]
+    else:
+        place[key] = value
+    return config
+
+
+DELETE = object()
+
+# (what is changed, to what, the key that the message names, words of the problem, words of the mend)
+MISTAKES = [
+    ("layoutz", {}, "layoutz", "unknown key", "did you mean 'layouts'?"),
+    ("layouts/agg/coress", [1], "layouts.agg.coress", "unknown key", "did you mean 'cores'?"),
+    ("layouts/pd/prefill/gpuss", [1], "layouts.pd.prefill[0].gpuss", "unknown key", "did you mean 'gpus'?"),
+    ("matrix/zzz", 1, "matrix.zzz", "unknown key", "use one of: concurrency"),
+    ("experiment", DELETE, "experiment", "is missing", "add it"),
+    ("layouts", DELETE, "layouts", "is missing", "add it"),
+    ("workloads/long/input_tokens", DELETE, "workloads.long.input_tokens", "is missing", "add it"),
+    ("workloads/long/input_tokens", "many", "workloads.long.input_tokens", "valid integer", "change"),
+    ("workloads/long/input_tokens", 0, "workloads.long.input_tokens", "greater than 0", "change"),
+    ("workloads/long/input_tokens", 1.5, "workloads.long.input_tokens", "integer", "change"),
+    ("matrix/concurrency", [], "matrix.concurrency", "at least 1 item", "name at least one"),
+    ("matrix/concurrency", [1, 1], "matrix", "twice", "remove one"),
+    ("matrix/concurrency", 4, "matrix.concurrency", "list", "change"),
+    ("layouts", {}, "layouts", "at least 1 item", "name at least one"),
+    ("workloads", {}, "workloads", "at least 1 item", "name at least one"),
+    ("layouts/agg/kind", "aggregate", "layouts.agg.kind", "unknown kind", "aggregated, replicas, pd"),
+    ("layouts/agg/kind", DELETE, "layouts.agg.kind", "'kind' is missing", "aggregated, replicas, pd"),
+    ("layouts/agg/cores", DELETE, "layouts.agg", "exactly one of 'cores' and 'gpus'", ""),
+    ("layouts/agg/gpus", [0], "layouts.agg", "exactly one of 'cores' and 'gpus'", ""),
+    ("layouts/agg/cores", [0, 0], "layouts.agg", "named twice", ""),
+    ("layouts/agg/cores", [-1], "layouts.agg.cores[0]", "greater than or equal to 0", "change"),
+    ("layouts/agg/tp", 2, "layouts.agg", "tp, pp and dp must be 1", "replicas"),
+    ("layouts/tp/tp", 2, "layouts.tp", "tp x pp x dp is 2 but 4 GPUs", "make them equal"),
+    ("layouts/pd/decode", {"cores": [0]}, "layouts.pd", "core 0 is used by two engines", "own devices"),
+    ("layouts/pd/decode", {"gpus": [0]}, "layouts.pd", "some engines are on cores", "one kind"),
+    ("layouts/pd/connector", "nix", "layouts.pd.connector", "'nixl'", "change"),
+    ("layouts/pd/connector", DELETE, "layouts.pd.connector", "is missing", "add it"),
+    ("layouts/pd/first_token", "prefiller", "layouts.pd", "always takes the first token", ""),
+    ("layouts/two/replicas", [{"cores": [0]}], "layouts.two.replicas", "at least 2 items", "more"),
+    (
+        "layouts/two/replicas",
+        [{"cores": [0], "port": 9000}, {"cores": [1], "port": 9000}],
+        "layouts.two",
+        "port 9000 is given to two engines",
+        "own port",
+    ),
+    ("layouts/bad name", {"kind": "aggregated", "cores": [0]}, "layouts.bad name", "name in paths", "letters"),
+    ("layouts/..%2Fx", {"kind": "aggregated", "cores": [0]}, "layouts.", "name in paths", "letters"),
+    ("layouts/AGG", {"kind": "aggregated", "cores": [0]}, "layouts.AGG", "only by case", "rename"),
+    ("experiment", "a/b", "experiment", "name in paths", "letters"),
+    ("experiment", "../../etc", "experiment", "name in paths", "letters"),
+    ("experiment", "$(touch x)", "experiment", "name in paths", "letters"),
+    ("engine", {"args": {"port": 1}}, "engine.args", "'port' is set by the plan", "remove it"),
+    ("engine", {"args": {"--max-num-seqs": 1}}, "engine.args", "not a flag name", "without dashes"),
+    ("engine", {"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "engine.env", "is set by the plan", "remove it"),
+    ("engine", {"env": {"HF_TOKEN": "x"}}, "engine.env", "looks like a secret", "export it"),
+    ("engine", {"env": {"A B": "x"}}, "engine.env", "not a name for an environment variable", "use letters"),
+    ("layouts/agg/args", {"tensor-parallel-size": 2}, "layouts.agg.args", "set by the plan", "remove it"),
+    ("workloads/long/extra_args", {"seed": 1}, "workloads.long.extra_args", "set by the plan", "remove it"),
+    ("workloads/long/output_tokens", 100000, "workloads.long", "don't fit model.synthetic", "shorten"),
+    ("model", {"name": "m"}, "model", "exactly one of 'synthetic', 'path' and 'hub'", ""),
+    ("model", {"name": "m", "hub": "a/b", "path": "x"}, "model", "exactly one of", ""),
+    ("stack", {"name": "s"}, "stack", "exactly one of 'lock' (build it) and 'python' (use it)", ""),
+    ("stack", {"name": "s", "python": "p"}, "stack", "at least vllm's version", ""),
+    ("node", {"base_port": 80}, "node.base_port", "greater than or equal to 1024", "change"),
+    ("slo", {"percentile": 100}, "slo.percentile", "less than 100", "change"),
+    ("figures", {"itl_window": {"x_ms": [5, 1]}}, "figures.itl_window", "must rise", "swap"),
+    ("seed", -1, "seed", "greater than or equal to 0", "change"),
+    ("seed", "abc", "seed", "integer", "change"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "key", "problem", "mend"), MISTAKES)
+def test_one_line_names_file_key_and_mend(
+    tmp_path: Path, path: str, value: Any, key: str, problem: str, mend: str
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump(changed(path, value)), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_experiment(file)
+    lines = str(caught.value).splitlines()
+    line = next((line for line in lines if f": {key}" in line), None)
+    assert line is not None, lines
+    assert line.startswith(str(file))
+    assert problem in line
+    assert mend in line
+    assert all(line.startswith(str(file)) for line in lines)
+
+
+def test_the_good_config_is_good() -> None:
+    experiment = load_experiment(GOOD)
+    assert [engine.devices for engine in experiment.layouts["pd"].engines()] == [[0], [1]]
+    assert experiment.layouts["tp"].engines()[0].tensor_parallel == 4
+
+
+def test_line_number_points_at_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    text = yaml.safe_dump(GOOD, sort_keys=False).replace("cores:\n    - 0\n    - 1", "coress: [0, 1]")
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_experiment(file)
+    number = next(index for index, line in enumerate(text.splitlines(), 1) if "coress" in line)
+    assert f"{file}:{number}: layouts.agg.coress" in str(caught.value)
+
+
+def test_several_mistakes_give_several_lines() -> None:
+    config = changed("layouts/agg/coress", [1]) | {"seed": -1}
+    with pytest.raises(UserError) as caught:
+        load_experiment(config)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", "not valid YAML"),
+        ("- a\n- b\n", "a mapping of keys, found list"),
+        ("", "a mapping of keys, found NoneType"),
+        ("a: b: c", "not valid YAML"),
+    ],
+)
+def test_not_a_config_at_all(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=words) as caught:
+        read_yaml(file)
+    assert str(caught.value).startswith(str(file))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UserError, match=r"^nowhere\.yaml: no such file; check the path$"):
+        read_yaml(Path("nowhere.yaml"))
