@@ -35,7 +35,9 @@ class Workflow:
         UserError: the config is wrong; one line a problem.
     """
 
-    def __init__(self, config: Mapping[str, Any], files: Sequence[Path] = (), root: Path = REPOSITORY) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], files: Sequence[Path] = (), root: Path = REPOSITORY
+    ) -> None:
         self.experiment = load_experiment(config, files)
         check_sources(self.experiment, root)
         self.root = root

@@ -109,6 +109,6 @@ def _cpu_flags() -> set[str]:
 
 def _free_bytes(path: Path) -> int | None:
     try:
-        return psutil.disk_usage(str(path)).free
+        return int(psutil.disk_usage(str(path)).free)
     except OSError:
         return None

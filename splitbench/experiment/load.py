@@ -34,12 +34,12 @@ def load_experiment(config: Mapping[str, Any], files: Sequence[Path] = ()) -> Ex
         experiment = Experiment.model_validate(dict(config))
     except ValidationError as error:
         lines = [_line(details, config, files) for details in error.errors()]
-        raise UserErrors(lines) from None
+        raise ConfigError(lines) from None
     problems = [
         _problem(location, message, mend, files) for location, message, mend in cross_checks(experiment)
     ]
     if problems:
-        raise UserErrors(problems)
+        raise ConfigError(problems)
     return experiment
 
 
@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
-class UserErrors(UserError):
+class ConfigError(UserError):
     """Several problems at once, a line each."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
@@ -163,7 +163,7 @@ def check_sources(experiment: Experiment, root: Path) -> None:
         if path is not None and not (root / path).exists()
     ]
     if missing:
-        raise UserErrors(
+        raise ConfigError(
             [UserError(f"{path} does not exist", where=key, mend="check the path") for key, path in missing]
         )
 
@@ -204,13 +204,9 @@ def _line(details: ErrorDetails, config: Mapping[str, Any], files: Sequence[Path
 
 def _config_location(raw: Location) -> Location:
     """Pydantic's location without what is not in the file: union tags and marks of dictionary keys."""
-    location: list[int | str] = []
-    for part in raw:
-        if part == "[key]":
-            continue
-        if part in _KINDS and len(location) == 2 and location[0] == "layouts":
-            continue
-        location.append(part)
+    location = [part for part in raw if part != "[key]"]
+    if location[0] == "layouts" and len(location) > 2 and location[2] in _KINDS:
+        del location[2]
     return tuple(location)
 
 

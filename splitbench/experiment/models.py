@@ -361,7 +361,7 @@ class Window(Section):
         for name, pair in (("x_ms", self.x_ms), ("y", self.y)):
             if pair is not None and not pair[0] < pair[1]:
                 raise ValueError(f"{name} {list(pair)} must rise; swap the two numbers")
-        if not (0 <= self.y[0] and self.y[1] <= 1):
+        if not (self.y[0] >= 0 and self.y[1] <= 1):
             raise ValueError("y is a share; keep it between 0 and 1")
         return self
 

@@ -61,7 +61,7 @@ class Evidence:
     warmup_seed_differs: bool
     bench: Mapping[str, Any]
     engines: Mapping[str, EngineEvidence]
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
 
     @property
     def good(self) -> list[int]:

@@ -176,7 +176,14 @@ def _measure(
         warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
         if cell.warmups:
             _run_client(
-                session, cell, request, prompts=cell.warmups, seed=warmup_seed, result=None, log=log, lost=lost
+                session,
+                cell,
+                request,
+                prompts=cell.warmups,
+                seed=warmup_seed,
+                result=None,
+                log=log,
+                lost=lost,
             )
         before = _scrape(session)
         session_age_s = session.age_s
@@ -258,7 +265,9 @@ def _run_client(
         raise UserError("the session has no client", mend="report this as a bug")
     ended = run_warm(session.client_socket, argv, log, lost)
     if ended.stopped is not None:
-        raise UserError(f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again")
+        raise UserError(
+            f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again"
+        )
     if ended.exit_code != 0:
         raise UserError(
             f"the client ended with {ended.describe()}; its last lines: {_tail(log)}", where=str(log)
@@ -299,7 +308,8 @@ def _reset_prefix_caches(session: Session) -> None:
         except urllib.error.HTTPError as error:
             if error.code != 404:  # an engine without this endpoint; the fresh-prompts check decides
                 raise UserError(
-                    f"{engine.name} answered {error.code} to a reset of its prefix cache", where=str(engine.log)
+                    f"{engine.name} answered {error.code} to a reset of its prefix cache",
+                    where=str(engine.log),
                 ) from None
         except OSError as error:
             raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
