@@ -9,7 +9,7 @@ rule part:
         metrics=flow.path("cells/{cell}/metrics.json"),
         record=flow.path("cells/{cell}/record.json"),
     output:
-        cells=flow.path("parts/{cell}/cells.parquet"),
+        cells=flow.path("parts/{cell}/cell.parquet"),
         requests=flow.path("parts/{cell}/requests.parquet"),
         tokens=flow.path("parts/{cell}/tokens.parquet"),
         checks=flow.path("parts/{cell}/checks.parquet"),
@@ -26,7 +26,7 @@ rule part:
 
 rule tables:
     input:
-        cells=all_cells("parts/{cell}/cells.parquet"),
+        cells=all_cells("parts/{cell}/cell.parquet"),
         requests=all_cells("parts/{cell}/requests.parquet"),
         tokens=all_cells("parts/{cell}/tokens.parquet"),
         checks=all_cells("parts/{cell}/checks.parquet"),

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+from splitbench.tables.stage import write_cell_part
+from splitbench.workflow import Workflow, script
+
+with script(snakemake.log[0]):
+    write_cell_part(Workflow(snakemake.config), snakemake.wildcards.cell, Path(snakemake.output.cells).parent)

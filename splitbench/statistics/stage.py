@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statistics stage as the workflow calls it: quantiles of every cell, growth of the tail, the SLO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from splitbench.files import write_json
+from splitbench.statistics.quantiles import quantiles, sample_gate
+from splitbench.tables import dataset
+
+PERCENTILES = (50.0, 90.0, 99.0)
+
+
+def write_statistics(cells: Path, parts: Iterable[Path], slo: Mapping[str, Any], output: Path) -> None:
+    """Write per cell its quantiles, and per layout and workload the highest load that keeps the SLO.
+
+    Args:
+        cells: the cells table.
+        parts: folders of the parts, in the order of that table.
+        slo: the config's section.
+        output: JSON.
+    """
+    rows = pq.read_table(cells).to_pylist()
+    percentiles = sorted({*PERCENTILES, float(slo["percentile"])})
+    summaries = [_summary(row, part, percentiles) for row, part in zip(rows, parts, strict=True)]
+    write_json(output, {"slo": dict(slo), "cells": summaries, "highest_load": highest_load(summaries, slo)})
+
+
+def _summary(row: Mapping[str, Any], part: Path, percentiles: list[float]) -> dict[str, Any]:
+    requests = int(row["requests_completed"] or 0)
+    summary: dict[str, Any] = {
+        key: row[key]
+        for key in ("cell_id", "layout", "workload", "concurrency", "restart", "repeat", "verdict")
+    }
+    summary["requests"] = requests
+    itls = dataset.itl_values([part])
+    summary["itls"] = len(itls)
+    for metric, values in (("itl_ms", itls), ("ttft_ms", dataset.request_values([part], "ttft_ms"))):
+        found = quantiles(values, [p / 100 for p in percentiles])
+        summary[metric] = {
+            f"p{p:g}": {
+                "value": None if math.isnan(value) else round(float(value), 4),
+                # Requests are what is independent, also where the metric is an ITL.
+                "supported_by": requests,
+                "needs": sample_gate(p / 100, requests).needs,
+            }
+            for p, value in zip(percentiles, found, strict=True)
+        }
+    return summary
+
+
+def highest_load(summaries: Iterable[Mapping[str, Any]], slo: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The highest concurrency up to which every measured load keeps the SLO, per layout and workload.
+
+    Cells that are invalid keep nothing. None where even the lowest load misses it, or no SLO is set.
+    """
+    limits = {metric: slo[metric] for metric in ("itl_ms", "ttft_ms") if slo.get(metric) is not None}
+    percentile = f"p{slo['percentile']:g}"
+    groups: dict[tuple[str, str], dict[int, bool]] = {}
+    for cell in summaries:
+        kept = cell["verdict"] != "invalid" and all(
+            (value := cell[metric].get(percentile, {}).get("value")) is not None and value <= limit
+            for metric, limit in limits.items()
+        )
+        loads = groups.setdefault((cell["layout"], cell["workload"]), {})
+        loads[cell["concurrency"]] = loads.get(cell["concurrency"], True) and kept
+    found = []
+    for (layout, workload), loads in groups.items():
+        highest = None
+        for concurrency in sorted(loads):
+            if not limits or not loads[concurrency]:
+                break
+            highest = concurrency
+        found.append({"layout": layout, "workload": workload, "concurrency": highest})
+    return found
