@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading many cells' parts as one table, without holding more than a few batches of the large ones.
+
+A part is a cell's folder (`.../<restart>-<repeat>`) or one of the Parquet files in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from splitbench.errors import UserError
+from splitbench.tables.schema import CELLS, TABLES
+
+Floats = npt.NDArray[np.float64]
+BATCH_ROWS = 1 << 18
+_OPTIONAL = frozenset({"telemetry", "engine_facts", "checks"})
+
+
+def find_parts(root: Path) -> list[Path]:
+    """Every cell's folder below `root` that holds a complete ingest, in the order of their paths."""
+    return sorted(path.parent for path in root.rglob(CELLS.file))
+
+
+def part_files(parts: Iterable[Path], table: str) -> list[Path]:
+    """The files of one table in these parts.
+
+    Raises:
+        UserError: no such table, or a part has no file of it (telemetry, engine_facts and checks may be
+            missing).
+    """
+    if table not in TABLES:
+        raise UserError(f"no table {table!r}", mend=f"use one of: {', '.join(TABLES)}")
+    files = []
+    for part in parts:
+        folder = part.parent if part.suffix == ".parquet" else part
+        path = folder / TABLES[table].file
+        if path.is_file():
+            files.append(path)
+        elif table not in _OPTIONAL:
+            raise UserError(f"has no {path.name}", where=str(folder), mend="run the cell's ingest again")
+    return files
+
+
+def open_table(parts: Iterable[Path], table: str) -> ds.Dataset:
+    """One table of these parts as a pyarrow dataset; nothing is read yet. Newer columns are null."""
+    files = part_files(parts, table)
+    schema = TABLES[table].schema
+    if not files:
+        return ds.dataset(pa.table({f.name: pa.array([], f.type) for f in schema}, schema=schema))
+    return ds.dataset([str(path) for path in files], schema=schema, format="parquet")
+
+
+def cells(parts: Iterable[Path]) -> pa.Table:
+    """The cells rows of these parts, in their order."""
+    return open_table(parts, "cells").to_table()
+
+
+def requests(
+    parts: Iterable[Path], columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+) -> pa.Table:
+    """Requests of these parts, failed ones included (`ok` tells them apart).
+
+    Args:
+        parts: the cells.
+        columns: which columns; all if None.
+        filter: a pyarrow expression over any column, as in `pyarrow.compute.field("ok")`.
+    """
+    return open_table(parts, "requests").to_table(columns=_listed(columns), filter=filter)
+
+
+def tokens(
+    parts: Iterable[Path],
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    *,
+    failed: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """ITLs of these parts, some rows at a time and in order; memory does not grow with the number of cells.
+
+    Args:
+        parts: the cells.
+        columns: which columns; all if None.
+        filter: a pyarrow expression over any column, as in `pyarrow.compute.field("position") > 1`.
+        failed: also the ITLs that failed requests got before they failed.
+    """
+    if not failed:
+        answered = pc.field("ok")
+        filter = answered if filter is None else filter & answered
+    scanner = open_table(parts, "tokens").scanner(
+        columns=_listed(columns),
+        filter=filter,
+        batch_size=BATCH_ROWS,
+        batch_readahead=4,
+        fragment_readahead=2,
+    )
+    yield from scanner.to_batches()
+
+
+def _listed(columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else list(columns)
+
+
+def request_values(parts: Iterable[Path], column: str) -> Floats:
+    """One request-level column (`ttft_ms`, `e2e_ms`, ...) of the answered requests, without nulls."""
+    table = requests(parts, [column], pc.field("ok"))
+    return np.asarray(table[column].drop_null().to_numpy(), dtype=np.float64)
+
+
+def itl_values(parts: Iterable[Path]) -> Floats:
+    """Every ITL (ms) of the answered requests, in memory: for one cell or a few. See `itl_chunks`."""
+    chunks = list(itl_chunks(parts)())
+    return np.concatenate(chunks) if chunks else np.empty(0)
+
+
+def itl_chunks(parts: Iterable[Path]) -> Callable[[], Iterator[Floats]]:
+    """The same ITLs as a source that `splitbench.statistics.quantiles` can pass over as often as it needs."""
+    listed = list(parts)
+
+    def chunks() -> Iterator[Floats]:
+        for batch in tokens(listed, ["itl_ms"]):
+            if batch.num_rows:
+                yield batch.column(0).to_numpy()
+
+    return chunks
+
+
+def connect(parts: Iterable[Path]) -> Any:
+    """A duckdb connection in which each table is a view over these parts' files."""
+    import duckdb  # half a second to import, wanted only here
+
+    listed = list(parts)
+    connection = duckdb.connect()
+    for name in TABLES:
+        files = [str(path) for path in part_files(listed, name)]
+        if files:
+            # One view per table; the list of files is data, never spliced into the statement.
+            connection.from_parquet(files, union_by_name=True).create_view(name)
+        else:
+            connection.from_arrow(open_table([], name).to_table()).create_view(name)
+    return connection

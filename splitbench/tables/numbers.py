@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of numbers: from JSON text to arrays of doubles, and sums, maxima and quantiles per list."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from splitbench.tables.scan import Source, Span, decode
+
+try:  # flat buffers without a Python object per number; no wheel for every Python, hence the other way
+    import simdjson as _simdjson
+except ImportError:
+    _simdjson = None  # type: ignore[assignment]
+simdjson: Any = _simdjson
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CHUNK_BYTES = 8 << 20
+"""JSON text decoded at a time: large enough to amortise a call, small enough to keep memory flat."""
+
+_LISTS = msgspec.json.Decoder(list[list[float]])
+
+
+def number_list(source: Source, span: Span, key: str) -> Floats:
+    """Decode a list of numbers; null, NaN and a missing measurement are NaN.
+
+    Raises:
+        UserError: not a list, or something in it is not a number.
+    """
+    value = decode(source, span)
+    if not isinstance(value, list):
+        raise source.error(f"{key}: a list of numbers is expected, found {kind_of(value)}")
+    return _checked(source, value, key)
+
+
+def _checked(source: Source, values: list[Any], key: str) -> Floats:
+    for place, value in enumerate(values):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise source.error(f"{key}[{place}]: a number is expected, found {kind_of(value)}")
+    try:
+        return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    except OverflowError as error:
+        raise source.error(f"{key}: a number is too large for a double") from error
+
+
+def text_list(source: Source, span: Span, key: str) -> list[str]:
+    """Decode a list of strings; null is the empty string."""
+    value = decode(source, span)
+    if not isinstance(value, list):
+        raise source.error(f"{key}: a list of texts is expected, found {kind_of(value)}")
+    return [v if isinstance(v, str) else "" if v is None else str(v) for v in value]
+
+
+def number_lists(
+    source: Source, span: Span, key: str, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[Floats, Ints]]:
+    """Decode a list of lists of numbers piece by piece.
+
+    Yields:
+        The numbers of the next lists, laid end to end, and the length of each of these lists.
+
+    Raises:
+        UserError: something else than lists of numbers.
+    """
+    data = source.data
+    at, end = span[0] + 1, span[1] - 1
+    if data[span[0] : span[0] + 1] != b"[":
+        raise source.error(
+            f"{key}: a list of lists of numbers is expected, found {kind_of(decode(source, span))}"
+        )
+    while at < end:
+        stop = data.find(b"]", min(at + chunk_bytes, end), end)
+        stop = end if stop < 0 else stop + 1
+        piece = bytes(data[at:stop])
+        if piece.strip():
+            yield _lists(source, b"[" + piece + b"]", (at, stop), key)
+        source.forget(stop)
+        comma = data.find(b",", stop, end)
+        if comma < 0:
+            if data[stop:end].strip():
+                raise source.unexpected(stop, f"a comma in {key!r}")
+            return
+        if data[stop:comma].strip():
+            raise source.unexpected(stop, f"a comma in {key!r}")
+        at = comma + 1
+        if not data[at:end].strip()[:1]:
+            raise source.unexpected(at, f"a list of numbers in {key!r}")
+
+
+def count_lists(source: Source, span: Span) -> int:
+    """How many lists a list of number lists holds, by its brackets."""
+    pieces = range(span[0], span[1], CHUNK_BYTES)
+    return sum(source.data[at : min(at + CHUNK_BYTES, span[1])].count(b"]") for at in pieces) - 1
+
+
+def _lists(source: Source, raw: bytes, span: Span, key: str) -> tuple[Floats, Ints]:
+    flat = _flat_by_simdjson(raw) if simdjson is not None else _flat_by_msgspec(raw)
+    return flat if flat is not None else _flat_by_json(source, raw, span, key)
+
+
+def _flat_by_simdjson(raw: bytes) -> tuple[Floats, Ints] | None:
+    """None where the text is not lists of plain numbers, so that the careful decoder says what it is."""
+    parser = simdjson.Parser()
+    try:
+        document = parser.parse(raw)
+        lists = list(document)
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        values = np.frombuffer(document.as_buffer(of_type="d"), np.float64) if lengths.sum() else np.empty(0)
+    except (ValueError, TypeError):
+        return None
+    if not all(isinstance(item, simdjson.Array) for item in lists) or len(values) != lengths.sum():
+        return None
+    return values, lengths
+
+
+def _flat_by_msgspec(raw: bytes) -> tuple[Floats, Ints] | None:
+    try:
+        lists = _LISTS.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.fromiter(itertools.chain.from_iterable(lists), np.float64, int(lengths.sum())), lengths
+
+
+def _flat_by_json(source: Source, raw: bytes, span: Span, key: str) -> tuple[Floats, Ints]:
+    try:
+        lists = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        # Positions in the message count from the piece's first byte, with the bracket put before it.
+        at = span[0] + max(0, getattr(error, "pos", 1) - 1)
+        raise source.unexpected(at, f"a list of numbers in {key!r}") from error
+    for item in lists:
+        if not isinstance(item, list):
+            raise source.error(
+                f"{key}: a list of lists of numbers is expected, found {kind_of(item)} near byte {span[0]}"
+            )
+    arrays = [_checked(source, item, key) for item in lists]
+    lengths = np.array([len(a) for a in arrays], np.int64)
+    return (np.concatenate(arrays) if arrays else np.empty(0)), lengths
+
+
+def kind_of(value: Any) -> str:
+    """What a decoded value is, in words for an error message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def list_sums(values: Floats, lengths: Ints) -> Floats:
+    """Sum of each list; NaN for an empty one."""
+    return _reduced(np.add, values, lengths)
+
+
+def list_maxima(values: Floats, lengths: Ints) -> Floats:
+    """Largest of each list; NaN for an empty one."""
+    return _reduced(np.maximum, values, lengths)
+
+
+def _reduced(operation: np.ufunc, values: Floats, lengths: Ints) -> Floats:
+    result = np.full(len(lengths), np.nan)
+    filled = lengths > 0
+    if filled.any():
+        starts = (np.cumsum(lengths) - lengths)[filled]
+        result[filled] = operation.reduceat(values, starts)
+    return result
+
+
+def list_firsts(values: Floats, lengths: Ints) -> Floats:
+    """First of each list; NaN for an empty one."""
+    result = np.full(len(lengths), np.nan)
+    filled = lengths > 0
+    result[filled] = values[(np.cumsum(lengths) - lengths)[filled]]
+    return result
+
+
+def list_quantiles(values: Floats, lengths: Ints, p: float, skip: int = 0) -> Floats:
+    """Quantile of each list, linear between order statistics as numpy's default.
+
+    Args:
+        values: the lists laid end to end.
+        lengths: length of each.
+        p: 0 to 1.
+        skip: leading values of each list that are left out.
+
+    Returns:
+        One per list; NaN where nothing is left.
+    """
+    result = np.full(len(lengths), np.nan)
+    starts = np.cumsum(lengths) - lengths
+    for length in np.unique(lengths):
+        count = int(length) - skip
+        if count <= 0:
+            continue
+        which = np.flatnonzero(lengths == length)
+        if len(which) == len(lengths):
+            rows = values.reshape(len(lengths), int(length))[:, skip:]
+        else:
+            rows = values[starts[which, None] + np.arange(skip, int(length))]
+        place = p * (count - 1)
+        below, above = int(np.floor(place)), int(np.ceil(place))
+        ordered = np.partition(rows, sorted({below, above}), axis=1)
+        low, high = ordered[:, below], ordered[:, above]
+        result[which] = low + (high - low) * (place - below)
+    return result
