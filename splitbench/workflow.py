@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import splitbench
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
+from splitbench.figures.spec import FigureName, FigureSpec
 from splitbench.files import canonical_json, digest8
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
@@ -98,6 +99,31 @@ class Workflow:
     def plan_text(self, layout: str) -> str:
         """The launch plan of one layout."""
         return canonical_json(self.cells.plans[layout].model_dump(mode="json"))
+
+    @property
+    def figure_names(self) -> list[str]:
+        """Names of all figures, `<figure>-<workload>`."""
+        return [
+            f"{figure}-{workload}"
+            for workload in self.experiment.workloads
+            for figure in self.experiment.figures
+        ]
+
+    def figure_spec(self, name: str) -> FigureSpec:
+        """What a figure shows.
+
+        Raises:
+            UserError: there is no such figure.
+        """
+        figure, _, workload = name.partition("-")
+        settings = self.experiment.figures.get(cast(FigureName, figure))
+        if settings is None or workload not in self.experiment.workloads:
+            raise UserError(f"no figure '{name}'", mend=f"use one of: {', '.join(self.figure_names)}")
+        return settings.spec(cast(FigureName, figure), workload)
+
+    def figure_text(self, name: str) -> str:
+        """What a figure depends on in the config."""
+        return canonical_json(self.figure_spec(name).model_dump(mode="json"))
 
     def section(self, name: str) -> str:
         """One section of the config with its defaults."""

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from splitbench.figures.spec import FigureName, FigureSpec, Window
 from splitbench.serving.plan import Connector, FirstToken
 from splitbench.serving.synthetic_model import SyntheticModel
 
@@ -349,30 +350,40 @@ class Thresholds(Section):
     kv_moved_percent: PositiveFloat = 99.0
 
 
-class Window(Section):
-    """The drawn range of a CDF."""
+class FigureSettings(Section):
+    """How one kind of figure is drawn, for every workload; nothing in here causes a cell to run."""
 
-    x_ms: tuple[float, float] | None = Field(None, description="range in milliseconds; default: all data")
-    y: tuple[float, float] = Field((0.0, 1.0), description="range of the cumulative share")
-    log_x: bool = False
+    layouts: list[Name] = Field(default_factory=list, description="which layouts; default: all")
+    concurrency: PositiveInt | None = Field(None, description="for figures at one load; default: the highest")
+    concurrencies: list[PositiveInt] = Field(
+        default_factory=list, description="for figures over loads; default: all"
+    )
+    window: Window = Field(default_factory=Window, description="the part of the axes that is drawn")
+    windows: dict[Name, Window] = Field(default_factory=dict, description="the same for single workloads")
+    percentiles: tuple[float, ...] = Field((50.0, 99.0), description="marked on every curve, in percent")
+    slo_ms: PositiveFloat | None = Field(None, description="drawn as a line; default: none")
+    width: Literal["auto", "column", "page"] = Field(
+        "auto", description="3.5 inches, 7 inches, or what it needs"
+    )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        for name, pair in (("x_ms", self.x_ms), ("y", self.y)):
-            if pair is not None and not pair[0] < pair[1]:
-                raise ValueError(f"{name} {list(pair)} must rise; swap the two numbers")
-        if not (self.y[0] >= 0 and self.y[1] <= 1):
-            raise ValueError("y is a share; keep it between 0 and 1")
-        return self
+    def spec(self, figure: FigureName, workload: str) -> FigureSpec:
+        """One figure of one workload."""
+        return FigureSpec(
+            figure=figure,
+            workload=workload,
+            layouts=tuple(self.layouts),
+            concurrency=self.concurrency,
+            concurrencies=tuple(self.concurrencies),
+            window=self.windows.get(workload, self.window),
+            percentiles=self.percentiles,
+            slo_ms=self.slo_ms,
+            width=self.width,
+        )
 
 
-class Figures(Section):
-    """How figures are drawn; nothing in here causes a cell to run."""
-
-    itl_window: Window = Window()
-    itl_layouts_window: Window = Window()
-    ttft_window: Window = Window()
-    language: Literal["en"] = "en"
+def _default_figures() -> dict[FigureName, FigureSettings]:
+    names: tuple[FigureName, ...] = ("itl_by_concurrency", "itl_of_layouts", "ttft_of_layouts")
+    return {name: FigureSettings() for name in names}
 
 
 class Experiment(Section):
@@ -390,4 +401,6 @@ class Experiment(Section):
     matrix: Matrix
     slo: Slo = Slo()
     thresholds: Thresholds = Thresholds()
-    figures: Figures = Figures()
+    figures: dict[FigureName, FigureSettings] = Field(
+        default_factory=_default_figures, description="which figures are drawn for every workload, and how"
+    )

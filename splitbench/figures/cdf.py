@@ -71,8 +71,13 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
             for row in grid
         ]
         short = METRIC_SHORT[metric]
-        title = spec.title or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
-        figure, axes = sheet(panels, title=title, key=key_entries(samples, extent, spec), width_in=_width(spec))
+        title = (
+            spec.title
+            or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
+        )
+        figure, axes = sheet(
+            panels, title=title, key=key_entries(samples, extent, spec), width_in=_width(spec)
+        )
         for row_axes, row in zip(axes, grid, strict=True):
             for ax, layout in zip(row_axes, row, strict=True):
                 for sample in per_layout[layout.name]:
@@ -85,7 +90,9 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
     return _drawn(figure, spec, [data_frame(samples, extent, spec)], caption, samples)
 
 
-def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric], survival: bool = False) -> Drawn:
+def of_layouts(
+    measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric], survival: bool = False
+) -> Drawn:
     """All layouts at one concurrency in one panel per metric; colour is budget, line style is kind.
 
     Where TTFTs of different content meet (first token from the prefiller in one layout only), the panel of the time to
@@ -101,7 +108,9 @@ def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric
     if "ttft_ms" in metrics and mixed and "second_token_ms" not in metrics:
         metrics.append("second_token_ms")
     per_metric = {
-        metric: [s for layout in layouts for s in measured.samples(spec.workload, layout, concurrency, metric)]
+        metric: [
+            s for layout in layouts for s in measured.samples(spec.workload, layout, concurrency, metric)
+        ]
         for metric in metrics
     }
     samples = [sample for group in per_metric.values() for sample in group]
@@ -109,10 +118,13 @@ def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric
     with styled():
         extent = tail_extent(samples, spec.window) if survival else extent_of(samples, spec.window)
         strokes = layout_strokes(layouts)
-        panels = [Panel(_panel_title(metric, layouts, mixed) if len(metrics) > 1 else "") for metric in metrics]
+        panels = [
+            Panel(_panel_title(metric, layouts, mixed) if len(metrics) > 1 else "") for metric in metrics
+        ]
         # The same lines in every panel: one legend, under the last.
         panels[-1].entries = [
-            legend_entry(sample, sample.layout.words, strokes[sample.layout.name]) for sample in per_metric[metrics[0]]
+            legend_entry(sample, sample.layout.words, strokes[sample.layout.name])
+            for sample in per_metric[metrics[0]]
         ]
         short = METRIC_SHORT[metrics[0]]
         title = spec.title or (
@@ -189,7 +201,9 @@ def _require_some(samples: Sequence[Sample], spec: FigureSpec) -> None:
         )
 
 
-def _drawn(figure: Any, spec: FigureSpec, frames: list[pd.DataFrame], caption: str, samples: Sequence[Sample]) -> Drawn:
+def _drawn(
+    figure: Any, spec: FigureSpec, frames: list[pd.DataFrame], caption: str, samples: Sequence[Sample]
+) -> Drawn:
     cells, invalid = cells_of(samples)
     data = pd.concat(frames, ignore_index=True)
     return Drawn(figure, spec, data, " ".join(caption.split()), cells, invalid)

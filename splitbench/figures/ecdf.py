@@ -37,7 +37,9 @@ def share_at(ordered: Floats, x: Floats) -> Floats:
     return np.searchsorted(ordered, x, side="right") / ordered.size
 
 
-def drawn_steps(ordered: Floats, extent: Extent, *, bins: int = BINS, tail: int = TAIL) -> tuple[Floats, Floats]:
+def drawn_steps(
+    ordered: Floats, extent: Extent, *, bins: int = BINS, tail: int = TAIL
+) -> tuple[Floats, Floats]:
     """Corners of the empirical distribution inside `extent`: x in ms ascending, and the exact share at each.
 
     Draw them as steps (the share holds from its x to the next). The first and the last sample of every x bin are

@@ -122,13 +122,19 @@ class Measured:
         self.cells = cells.sort_values(["workload", "layout", "concurrency", "restart", "repeat", "cell_id"])
         self.cells = self.cells.reset_index(drop=True)
         self.checks = pd.DataFrame(columns=list(CHECK_COLUMNS)) if checks is None else checks
-        self._requests = {str(key): rows for key, rows in requests.groupby("cell_id", sort=False, observed=True)}
+        self._requests = {
+            str(key): rows for key, rows in requests.groupby("cell_id", sort=False, observed=True)
+        }
         self._no_requests = requests.iloc[:0]
         self._tokens = tokens
 
     @classmethod
     def from_frames(
-        cls, cells: pd.DataFrame, requests: pd.DataFrame, tokens: pd.DataFrame, checks: pd.DataFrame | None = None
+        cls,
+        cells: pd.DataFrame,
+        requests: pd.DataFrame,
+        tokens: pd.DataFrame,
+        checks: pd.DataFrame | None = None,
     ) -> Measured:
         """From whole tables in memory; token rows of a cell need not be neighbours."""
         tokens = tokens[tokens["ok"].to_numpy(dtype=bool)]
@@ -177,7 +183,9 @@ class Measured:
             if not path.is_file():
                 return _NO_TOKENS
             rows = pq.read_table(
-                path, columns=["request", "position", "itl_ms"], filters=[("cell_id", "=", cell_id), ("ok", "=", True)]
+                path,
+                columns=["request", "position", "itl_ms"],
+                filters=[("cell_id", "=", cell_id), ("ok", "=", True)],
             )
             return Tokens(*(rows[name].to_numpy() for name in ("request", "position", "itl_ms")))
 
@@ -187,7 +195,9 @@ class Measured:
             pd.concat(cells, ignore_index=True),
             pd.concat([rows.astype({"cell_id": str}) for rows in requests], ignore_index=True),
             of_cell,
-            pd.concat([rows.astype({"cell_id": str}) for rows in checks], ignore_index=True) if checks else None,
+            pd.concat([rows.astype({"cell_id": str}) for rows in checks], ignore_index=True)
+            if checks
+            else None,
         )
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
@@ -208,7 +218,10 @@ class Measured:
         """Check, outcome (`warn` or `invalid`, the worse first) and reason, of the checks that a cell did not pass."""
         rows = self.checks[(self.checks["cell_id"] == cell_id) & (self.checks["outcome"] != "ok")]
         rows = rows.sort_values(["outcome", "check"])
-        return [(str(row["check"]), str(row["outcome"]), str(row["reason"] or "")) for row in rows.to_dict("records")]
+        return [
+            (str(row["check"]), str(row["outcome"]), str(row["reason"] or ""))
+            for row in rows.to_dict("records")
+        ]
 
     def values(self, cell_id: str, metric: Metric) -> tuple[Floats, int]:
         """A cell's latencies in ms, ascending and finite, and the number of successful requests behind them."""
@@ -265,7 +278,9 @@ class Measured:
         rows = self.cells[self.cells["workload"] == workload]
         rows = rows[rows["concurrency"].notna()]
         return {
-            layout.name: sorted({int(value) for value in rows.loc[rows["layout"] == layout.name, "concurrency"]})
+            layout.name: sorted(
+                {int(value) for value in rows.loc[rows["layout"] == layout.name, "concurrency"]}
+            )
             for layout in layouts
         }
 
@@ -301,7 +316,9 @@ class Measured:
             values, count = self.values(str(row["cell_id"]), metric)
             reason = ""
             if row["verdict"] == "invalid":
-                failed = [check for check, outcome, _ in self.reasons(str(row["cell_id"])) if outcome == "invalid"]
+                failed = [
+                    check for check, outcome, _ in self.reasons(str(row["cell_id"])) if outcome == "invalid"
+                ]
                 reason = ", ".join(failed) or "a check failed"
             elif not values.size:
                 reason = "no latencies in the file"

@@ -21,7 +21,9 @@ NEUTRAL = "#4d4d4d"
 # From orange (little load) to near black (much). Lightness falls evenly, so it reads in grey too; the smallest colour
 # difference between any two of six lines is 26 (CIE 1976) for normal sight and at least 17 with deuteranopia, protanopia
 # or tritanopia; plasma over the same contrast has 15 and 9. Contrast on white is at least 2.2.
-_LOAD_RAMP = LinearSegmentedColormap.from_list("load", ["#ef9a2f", "#d8567a", "#7b3fc0", "#1c2a7a", "#050512"])
+_LOAD_RAMP = LinearSegmentedColormap.from_list(
+    "load", ["#ef9a2f", "#d8567a", "#7b3fc0", "#1c2a7a", "#050512"]
+)
 _ONLY_LINE = 0.55
 
 Dash = tuple[int, tuple[float, ...]] | str
@@ -48,7 +50,8 @@ def load_strokes(concurrencies: Sequence[int]) -> dict[int, dict[str, Any]]:
     span = max(len(ordered) - 1, 1)
     places = {value: i / span if len(ordered) > 1 else _ONLY_LINE for i, value in enumerate(ordered)}
     return {
-        value: {"color": to_hex(_LOAD_RAMP(place)), "linewidth": 0.95 + 0.45 * place} for value, place in places.items()
+        value: {"color": to_hex(_LOAD_RAMP(place)), "linewidth": 0.95 + 0.45 * place}
+        for value, place in places.items()
     }
 
 

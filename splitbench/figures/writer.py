@@ -62,7 +62,13 @@ def write_figure(drawn: Drawn, stem: Path, sidecar: Mapping[str, Any]) -> dict[s
     title = f"{full.get('experiment', 'splitbench')}: {stem.name}"
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Title": title, "Description": drawn.caption, PNG_KEY: inside, "Software": "splitbench"},
-        "pdf": {"Title": title, "Subject": drawn.caption, "Keywords": inside, "Creator": "splitbench", "CreationDate": None},
+        "pdf": {
+            "Title": title,
+            "Subject": drawn.caption,
+            "Keywords": inside,
+            "Creator": "splitbench",
+            "CreationDate": None,
+        },
         "svg": {"Title": title, "Description": inside, "Creator": "splitbench", "Date": None},
     }
     with styled():

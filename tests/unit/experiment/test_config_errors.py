@@ -109,7 +109,14 @@ MISTAKES = [
     ("stack", {"name": "s", "python": "p"}, "stack", "at least vllm's version", ""),
     ("node", {"base_port": 80}, "node.base_port", "greater than or equal to 1024", "change"),
     ("slo", {"percentile": 100}, "slo.percentile", "less than 100", "change"),
-    ("figures", {"itl_window": {"x_ms": [5, 1]}}, "figures.itl_window", "must rise", "swap"),
+    (
+        "figures",
+        {"itl_of_layouts": {"window": {"x_min_ms": 5, "x_max_ms": 1}}},
+        "figures.itl_of_layouts.window",
+        "must be below",
+        "",
+    ),
+    ("figures", {"itl": {}}, "figures.itl", "itl_by_concurrency", ""),
     ("seed", -1, "seed", "greater than or equal to 0", "change"),
     ("seed", "abc", "seed", "integer", "change"),
 ]
