@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative distributions: of one latency by concurrency, a panel per layout, and of several layouts at one load."""
+"""Distributions of one latency: by concurrency with a panel per layout, or of all layouts at one load."""
 
 from __future__ import annotations
 
@@ -71,25 +71,32 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
             for row in grid
         ]
         short = METRIC_SHORT[metric]
-        title = spec.title or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
-        figure, axes = sheet(panels, title=title, key=key_entries(samples, extent, spec), width_in=_width(spec))
+        title = (
+            spec.title
+            or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
+        )
+        figure, axes = sheet(
+            panels, title=title, key=key_entries(samples, extent, spec), width_in=_width(spec)
+        )
         for row_axes, row in zip(axes, grid, strict=True):
             for ax, layout in zip(row_axes, row, strict=True):
                 for sample in per_layout[layout.name]:
                     draw_curve(ax, sample, extent, strokes[sample.concurrency], spec, survival=survival)
                 _dress(ax, extent, spec, metric, survival)
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout on the same axes, one line per "
-        f"concurrency c (requests in flight). {samples_sentence(samples)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout on the same axes, "
+        f"one line per concurrency c (requests in flight). {samples_sentence(samples)} {left_out(samples, extent)}"
     )
     return _drawn(figure, spec, [data_frame(samples, extent, spec)], caption, samples)
 
 
-def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric], survival: bool = False) -> Drawn:
+def of_layouts(
+    measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric], survival: bool = False
+) -> Drawn:
     """All layouts at one concurrency in one panel per metric; colour is budget, line style is kind.
 
-    Where TTFTs of different content meet (first token from the prefiller in one layout only), the panel of the time to
-    second token, which has the same content everywhere, is put beside, whatever was asked.
+    Where TTFTs of different content meet (first token from the prefiller in one layout only), the panel of
+    the time to second token, which has the same content everywhere, is put beside, whatever was asked.
 
     Raises:
         UserError: no such workload or layout, no shared concurrency, or nothing but totals was recorded.
@@ -101,7 +108,9 @@ def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric
     if "ttft_ms" in metrics and mixed and "second_token_ms" not in metrics:
         metrics.append("second_token_ms")
     per_metric = {
-        metric: [s for layout in layouts for s in measured.samples(spec.workload, layout, concurrency, metric)]
+        metric: [
+            s for layout in layouts for s in measured.samples(spec.workload, layout, concurrency, metric)
+        ]
         for metric in metrics
     }
     samples = [sample for group in per_metric.values() for sample in group]
@@ -109,15 +118,17 @@ def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric
     with styled():
         extent = tail_extent(samples, spec.window) if survival else extent_of(samples, spec.window)
         strokes = layout_strokes(layouts)
-        panels = [Panel(_panel_title(metric, layouts, mixed) if len(metrics) > 1 else "") for metric in metrics]
+        panels = [
+            Panel(_panel_title(metric, layouts, mixed) if len(metrics) > 1 else "") for metric in metrics
+        ]
         # The same lines in every panel: one legend, under the last.
         panels[-1].entries = [
-            legend_entry(sample, sample.layout.words, strokes[sample.layout.name]) for sample in per_metric[metrics[0]]
+            legend_entry(sample, sample.layout.words, strokes[sample.layout.name])
+            for sample in per_metric[metrics[0]]
         ]
         short = METRIC_SHORT[metrics[0]]
-        title = spec.title or (
-            f"{short} {'tail' if survival else 'CDF'} of the layouts at c={concurrency}, workload {spec.workload}"
-        )
+        form = "tail" if survival else "CDF"
+        title = spec.title or f"{short} {form} of the layouts at c={concurrency}, workload {spec.workload}"
         aside = spec.width == "page" and len(panels) > 1
         figure, axes = sheet(
             [panels] if aside else [[panel] for panel in panels],
@@ -133,14 +144,14 @@ def of_layouts(measured: Measured, spec: FigureSpec, *, metrics: Sequence[Metric
             _dress(ax, extent, spec, metric, survival)
     first = per_metric[metrics[0]]
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}, all layouts at concurrency {concurrency}; colour is the "
-        f"budget, line style the kind. {samples_sentence(first)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}, all layouts at concurrency {concurrency}; "
+        f"colour is the budget, line style the kind. {samples_sentence(first)} {left_out(samples, extent)}"
     )
     if "ttft_ms" in metrics and mixed:
         early = ", ".join(layout.name for layout in layouts if layout.first_from_prefiller)
         caption += (
-            f" In {early} the prefiller sends the first token, so its TTFT leaves out the KV move and the decoder's queue; "
-            "compare layouts by the time to second token, which has the same content in all of them."
+            f" In {early} the prefiller sends the first token, so its TTFT leaves out the KV move and the decoder's "
+            "queue; compare layouts by the time to second token, which has the same content in all of them."
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]
     return _drawn(figure, spec, frames, caption, samples)
@@ -189,7 +200,9 @@ def _require_some(samples: Sequence[Sample], spec: FigureSpec) -> None:
         )
 
 
-def _drawn(figure: Any, spec: FigureSpec, frames: list[pd.DataFrame], caption: str, samples: Sequence[Sample]) -> Drawn:
+def _drawn(
+    figure: Any, spec: FigureSpec, frames: list[pd.DataFrame], caption: str, samples: Sequence[Sample]
+) -> Drawn:
     cells, invalid = cells_of(samples)
     data = pd.concat(frames, ignore_index=True)
     return Drawn(figure, spec, data, " ".join(caption.split()), cells, invalid)

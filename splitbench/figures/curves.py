@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample's distribution on one set of axes: the curve, its repeats, its percentiles, and how invalid ones look."""
+"""One sample's distribution on one set of axes: curve, repeats, percentiles, and how invalid ones look."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ METRIC_SHORT: dict[Metric, str] = {
     "e2e_ms": "end-to-end latency",
 }
 
-# How much of a linear axis may be empty before a logarithmic one reads better: largest value over smallest median.
+# How much of a linear axis may be empty before a logarithmic one reads better: largest value over smallest
+# median.
 _LOG_FROM = 12.0
 
 
@@ -88,8 +89,8 @@ def marks(sample: Sample, percentiles: Iterable[float]) -> list[Mark]:
 def extent_of(samples: Sequence[Sample], window: Window) -> Extent:
     """The drawn rectangle: as configured, otherwise wide enough for every sample of every line.
 
-    On a logarithmic axis the lowest half percent of a line may lie left of it: near-zero gaps of a client that saw
-    two tokens at once would otherwise take half of the paper. Captions say how much is left out.
+    On a logarithmic axis the lowest half percent of a line may lie left of it: near-zero gaps of a client
+    that saw two tokens at once would otherwise take half of the paper. Captions say how much is left out.
     """
     filled = [sample.values for sample in samples if sample.values.size]
     if not filled:
@@ -110,7 +111,9 @@ def extent_of(samples: Sequence[Sample], window: Window) -> Extent:
     return Extent(x_min, x_max, window.y_min, window.y_max, log)
 
 
-def draw_curve(ax: Axes, sample: Sample, extent: Extent, stroke: dict[str, Any], spec: FigureSpec, *, survival: bool) -> None:
+def draw_curve(
+    ax: Axes, sample: Sample, extent: Extent, stroke: dict[str, Any], spec: FigureSpec, *, survival: bool
+) -> None:
     """Draw a sample: exact steps, a band between the repeats where there are several, percentiles as markers.
 
     An invalid sample is drawn thin, with ticks along it, and without percentiles.
@@ -119,9 +122,13 @@ def draw_curve(ax: Axes, sample: Sample, extent: Extent, stroke: dict[str, Any],
         return
     x, share = drawn_steps(sample.values, extent)
     # A step up from the axis at the smallest sample.
-    x, y = np.concatenate([x[:1], x]), np.concatenate([[0.0 if x[0] == sample.values[0] else share[0]], share])
+    x, y = (
+        np.concatenate([x[:1], x]),
+        np.concatenate([[0.0 if x[0] == sample.values[0] else share[0]], share]),
+    )
     if survival:
-        # Nothing lies above the largest sample; a logarithmic axis has no zero, so the curve drops out of it there.
+        # Nothing lies above the largest sample; a logarithmic axis has no zero, so the curve drops out of it
+        # there.
         y = np.maximum(1 - y, 1e-12)
     if not sample.valid:
         ax.plot(x, y, drawstyle="steps-post", **invalid_stroke(stroke))
@@ -132,11 +139,18 @@ def draw_curve(ax: Axes, sample: Sample, extent: Extent, stroke: dict[str, Any],
         low, high = shares.min(axis=0), shares.max(axis=0)
         if survival:
             low, high = np.maximum(1 - high, 1e-12), np.maximum(1 - low, 1e-12)
-        ax.fill_between(grid, low, high, step="post", color=stroke["color"], alpha=0.18, linewidth=0, zorder=1.5)
+        ax.fill_between(
+            grid, low, high, step="post", color=stroke["color"], alpha=0.18, linewidth=0, zorder=1.5
+        )
     ax.plot(x, y, drawstyle="steps-post", **stroke)
     for mark in marks(sample, spec.percentiles):
         height = 1 - mark.percentile / 100 if survival else mark.percentile / 100
-        ax.plot([mark.value_ms], [height], zorder=4, **mark_style(mark.percentile, stroke["color"], mark.supported))
+        ax.plot(
+            [mark.value_ms],
+            [height],
+            zorder=4,
+            **mark_style(mark.percentile, stroke["color"], mark.supported),
+        )
 
 
 def invalid_stroke(stroke: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +192,8 @@ def key_entries(samples: Sequence[Sample], extent: Extent, spec: FigureSpec) -> 
         for sample in samples
         if sample.valid
         for mark in marks(sample, spec.percentiles)
-        if extent.y_min <= mark.percentile / 100 <= extent.y_max and extent.x_min <= mark.value_ms <= extent.x_max
+        if extent.y_min <= mark.percentile / 100 <= extent.y_max
+        and extent.x_min <= mark.value_ms <= extent.x_max
     ]
     for percentile in spec.percentiles:
         mine = [mark for mark in found if mark.percentile == percentile]
@@ -246,7 +261,11 @@ def data_frame(samples: Sequence[Sample], extent: Extent, spec: FigureSpec) -> p
             "samples": sample.values.size,
         }
         if not sample.values.size:
-            frames.append(pd.DataFrame([{**about, "what": "nothing", "x_ms": np.nan, "share": np.nan, "supported": False}]))
+            frames.append(
+                pd.DataFrame(
+                    [{**about, "what": "nothing", "x_ms": np.nan, "share": np.nan, "supported": False}]
+                )
+            )
             continue
         x, share = drawn_steps(sample.values, extent)
         frames.append(pd.DataFrame({**about, "what": "curve", "x_ms": x, "share": share, "supported": True}))
@@ -275,7 +294,10 @@ def left_out(samples: Sequence[Sample], extent: Extent) -> str:
     sentences = []
     most = max(beyond, default=(0.0, ""))
     if most[0] > 0:
-        sentences.append(f"The x axis ends at {extent.x_max:g} ms: up to {_share(most[0])} of a line ({most[1]}) lies beyond.")
+        sentences.append(
+            f"The x axis ends at {extent.x_max:.4g} ms: "
+            f"up to {_share(most[0])} of a line ({most[1]}) lies beyond."
+        )
     if below > 0:
         sentences.append(f"Up to {_share(below)} of a line lies below {extent.x_min:.3g} ms.")
     return " ".join(sentences)
@@ -313,7 +335,8 @@ def samples_sentence(samples: Sequence[Sample]) -> str:
     invalid = [sample for sample in samples if not sample.valid]
     if invalid:
         named = "; ".join(
-            f"{sample.layout.name} at c={sample.concurrency} ({', '.join(sample.reasons)})" for sample in invalid
+            f"{sample.layout.name} at c={sample.concurrency} ({', '.join(sample.reasons)})"
+            for sample in invalid
         )
         parts.append(f"Invalid, shown ticked or not at all, and no result: {named}.")
     return " ".join(parts)

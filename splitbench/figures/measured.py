@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables as figures and report need them: cells of a layout pooled, invalid ones kept apart, failures left out."""
+"""The tables as figures need them: a layout's cells pooled, invalid ones kept apart, failures left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHECK_COLUMNS = ("cell_id", "check", "outcome", "reason")
 
 @dataclass(frozen=True)
 class Layout:
-    """What of a layout a figure tells apart. `first_token` is None where no proxy could change who makes it."""
+    """What of a layout a figure tells apart; `first_token` is None where only one engine could make it."""
 
     name: str
     kind: Kind
@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token rows of one cell: request index, position in the request (1 is the gap to the second token), ITL in ms."""
+    """Token rows of one cell: number of the request, position (1 is the gap to the second token), ITL in ms."""
 
     request: np.ndarray
     position: np.ndarray
@@ -122,13 +122,19 @@ class Measured:
         self.cells = cells.sort_values(["workload", "layout", "concurrency", "restart", "repeat", "cell_id"])
         self.cells = self.cells.reset_index(drop=True)
         self.checks = pd.DataFrame(columns=list(CHECK_COLUMNS)) if checks is None else checks
-        self._requests = {str(key): rows for key, rows in requests.groupby("cell_id", sort=False, observed=True)}
+        self._requests = {
+            str(key): rows for key, rows in requests.groupby("cell_id", sort=False, observed=True)
+        }
         self._no_requests = requests.iloc[:0]
         self._tokens = tokens
 
     @classmethod
     def from_frames(
-        cls, cells: pd.DataFrame, requests: pd.DataFrame, tokens: pd.DataFrame, checks: pd.DataFrame | None = None
+        cls,
+        cells: pd.DataFrame,
+        requests: pd.DataFrame,
+        tokens: pd.DataFrame,
+        checks: pd.DataFrame | None = None,
     ) -> Measured:
         """From whole tables in memory; token rows of a cell need not be neighbours."""
         tokens = tokens[tokens["ok"].to_numpy(dtype=bool)]
@@ -158,7 +164,9 @@ class Measured:
         Raises:
             UserError: a folder has no part of the cells or the requests table.
         """
-        cells, requests, checks = [], [], []
+        cells: list[pd.DataFrame] = []
+        requests: list[pd.DataFrame] = []
+        checks: list[pd.DataFrame] = []
         places: dict[str, Path] = {}
         for folder in sorted(set(folders)):
             for name, frames in (("cells", cells), ("requests", requests)):
@@ -177,7 +185,9 @@ class Measured:
             if not path.is_file():
                 return _NO_TOKENS
             rows = pq.read_table(
-                path, columns=["request", "position", "itl_ms"], filters=[("cell_id", "=", cell_id), ("ok", "=", True)]
+                path,
+                columns=["request", "position", "itl_ms"],
+                filters=[("cell_id", "=", cell_id), ("ok", "=", True)],
             )
             return Tokens(*(rows[name].to_numpy() for name in ("request", "position", "itl_ms")))
 
@@ -187,7 +197,9 @@ class Measured:
             pd.concat(cells, ignore_index=True),
             pd.concat([rows.astype({"cell_id": str}) for rows in requests], ignore_index=True),
             of_cell,
-            pd.concat([rows.astype({"cell_id": str}) for rows in checks], ignore_index=True) if checks else None,
+            pd.concat([rows.astype({"cell_id": str}) for rows in checks], ignore_index=True)
+            if checks
+            else None,
         )
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
@@ -205,13 +217,16 @@ class Measured:
         return self._tokens(cell_id)
 
     def reasons(self, cell_id: str) -> list[tuple[str, str, str]]:
-        """Check, outcome (`warn` or `invalid`, the worse first) and reason, of the checks that a cell did not pass."""
+        """Check, outcome (`invalid` before `warn`) and reason, of the checks that a cell did not pass."""
         rows = self.checks[(self.checks["cell_id"] == cell_id) & (self.checks["outcome"] != "ok")]
         rows = rows.sort_values(["outcome", "check"])
-        return [(str(row["check"]), str(row["outcome"]), str(row["reason"] or "")) for row in rows.to_dict("records")]
+        return [
+            (str(row["check"]), str(row["outcome"]), str(row["reason"] or ""))
+            for row in rows.to_dict("records")
+        ]
 
     def values(self, cell_id: str, metric: Metric) -> tuple[Floats, int]:
-        """A cell's latencies in ms, ascending and finite, and the number of successful requests behind them."""
+        """A cell's latencies in ms, ascending and finite, and how many successful requests are behind them."""
         rows = self.requests(cell_id)
         rows = rows[rows["ok"].to_numpy(dtype=bool)]
         if metric == "itl_ms":
@@ -226,7 +241,7 @@ class Measured:
         return sorted(str(name) for name in self.cells["workload"].unique())
 
     def layouts(self, workload: str, names: Sequence[str] = ()) -> list[Layout]:
-        """Layouts with cells of a workload: in the asked order, or aggregated before PD and small budgets first.
+        """Layouts with cells of a workload: in the asked order, or aggregated before PD and small before large.
 
         Raises:
             UserError: the workload or an asked layout has no cell.
@@ -265,7 +280,9 @@ class Measured:
         rows = self.cells[self.cells["workload"] == workload]
         rows = rows[rows["concurrency"].notna()]
         return {
-            layout.name: sorted({int(value) for value in rows.loc[rows["layout"] == layout.name, "concurrency"]})
+            layout.name: sorted(
+                {int(value) for value in rows.loc[rows["layout"] == layout.name, "concurrency"]}
+            )
             for layout in layouts
         }
 
@@ -288,8 +305,8 @@ class Measured:
     def samples(self, workload: str, layout: Layout, concurrency: int, metric: Metric) -> list[Sample]:
         """The valid cells pooled, then the invalid ones pooled; either may be absent.
 
-        Cells without a single latency (all requests failed, or a file with totals only) give an invalid sample
-        without values.
+        Cells without a single latency (all requests failed, or a file with totals only) give an invalid
+        sample without values.
         """
         rows = self.cells[
             (self.cells["workload"] == workload)
@@ -301,7 +318,9 @@ class Measured:
             values, count = self.values(str(row["cell_id"]), metric)
             reason = ""
             if row["verdict"] == "invalid":
-                failed = [check for check, outcome, _ in self.reasons(str(row["cell_id"])) if outcome == "invalid"]
+                failed = [
+                    check for check, outcome, _ in self.reasons(str(row["cell_id"])) if outcome == "invalid"
+                ]
                 reason = ", ".join(failed) or "a check failed"
             elif not values.size:
                 reason = "no latencies in the file"

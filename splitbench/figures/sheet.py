@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page geometry in inches: panels, their legends and the key never overlap, because each has its own strip of paper."""
+"""Page geometry in inches: panels, legends and key never overlap, for each has its own strip of paper."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +82,7 @@ def _legend(entries: Sequence[Entry], width: float, size: float) -> _Legend:
 
 
 def _columns(entries: int, columns: int) -> list[range]:
-    """Which entries stand in which column: matplotlib fills columns from the left, the first ones one longer."""
+    """Which entries stand in which column, as matplotlib does it: the first columns are one longer."""
     least, more = divmod(entries, columns)
     sizes = [least + (column < more) for column in range(columns)]
     starts = [sum(sizes[:column]) for column in range(columns)]
@@ -113,7 +112,10 @@ def sheet(
 
     title_lines = wrapped(title, width - 2 * _INDENT, head, "bold")
     title_height = len(title_lines) * 1.3 * head / 72 + 0.08
-    titles = [[wrapped(panel.title, axes_width + _LEFT - _INDENT, panel_head, "bold") for panel in row] for row in grid]
+    titles = [
+        [wrapped(panel.title, axes_width + _LEFT - _INDENT, panel_head, "bold") for panel in row]
+        for row in grid
+    ]
     # A legend may begin under the y labels: the paper is narrow.
     legends = [[_legend(panel.entries, axes_width + _LEFT - _INDENT, size) for panel in row] for row in grid]
     key_legend = _legend(key, width - 2 * _INDENT, size)
@@ -125,7 +127,9 @@ def sheet(
 
     figure = Figure(figsize=(width, round(height, 3)))
     FigureCanvasAgg(figure)
-    figure.text(_INDENT / width, 1 - _TOP / height, "\n".join(title_lines), va="top", fontsize=head, weight="bold")
+    figure.text(
+        _INDENT / width, 1 - _TOP / height, "\n".join(title_lines), va="top", fontsize=head, weight="bold"
+    )
     top = height - _TOP - title_height
     axes: list[list[Axes]] = []
     first: Axes | None = None
@@ -135,7 +139,9 @@ def sheet(
         for column, _ in enumerate(row):
             left = _LEFT + column * (axes_width + _BETWEEN)
             ax = figure.add_axes(
-                (left / width, bottom / height, axes_width / width, axes_height_in / height), sharex=first, sharey=first
+                (left / width, bottom / height, axes_width / width, axes_height_in / height),
+                sharex=first,
+                sharey=first,
             )
             first = first or ax
             ax.set_title("\n".join(titles[row_index][column]), x=(_INDENT - _LEFT) / axes_width)
