@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative distributions: of one latency by concurrency, a panel per layout, and of several layouts at one load."""
+"""Distributions of one latency: by concurrency with a panel per layout, or of all layouts at one load."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
                     draw_curve(ax, sample, extent, strokes[sample.concurrency], spec, survival=survival)
                 _dress(ax, extent, spec, metric, survival)
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout on the same axes, one line per "
-        f"concurrency c (requests in flight). {samples_sentence(samples)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout on the same axes, "
+        f"one line per concurrency c (requests in flight). {samples_sentence(samples)} {left_out(samples, extent)}"
     )
     return _drawn(figure, spec, [data_frame(samples, extent, spec)], caption, samples)
 
@@ -95,8 +95,8 @@ def of_layouts(
 ) -> Drawn:
     """All layouts at one concurrency in one panel per metric; colour is budget, line style is kind.
 
-    Where TTFTs of different content meet (first token from the prefiller in one layout only), the panel of the time to
-    second token, which has the same content everywhere, is put beside, whatever was asked.
+    Where TTFTs of different content meet (first token from the prefiller in one layout only), the panel of
+    the time to second token, which has the same content everywhere, is put beside, whatever was asked.
 
     Raises:
         UserError: no such workload or layout, no shared concurrency, or nothing but totals was recorded.
@@ -127,9 +127,8 @@ def of_layouts(
             for sample in per_metric[metrics[0]]
         ]
         short = METRIC_SHORT[metrics[0]]
-        title = spec.title or (
-            f"{short} {'tail' if survival else 'CDF'} of the layouts at c={concurrency}, workload {spec.workload}"
-        )
+        form = "tail" if survival else "CDF"
+        title = spec.title or f"{short} {form} of the layouts at c={concurrency}, workload {spec.workload}"
         aside = spec.width == "page" and len(panels) > 1
         figure, axes = sheet(
             [panels] if aside else [[panel] for panel in panels],
@@ -145,14 +144,14 @@ def of_layouts(
             _dress(ax, extent, spec, metric, survival)
     first = per_metric[metrics[0]]
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}, all layouts at concurrency {concurrency}; colour is the "
-        f"budget, line style the kind. {samples_sentence(first)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}, all layouts at concurrency {concurrency}; "
+        f"colour is the budget, line style the kind. {samples_sentence(first)} {left_out(samples, extent)}"
     )
     if "ttft_ms" in metrics and mixed:
         early = ", ".join(layout.name for layout in layouts if layout.first_from_prefiller)
         caption += (
-            f" In {early} the prefiller sends the first token, so its TTFT leaves out the KV move and the decoder's queue; "
-            "compare layouts by the time to second token, which has the same content in all of them."
+            f" In {early} the prefiller sends the first token, so its TTFT leaves out the KV move and the decoder's "
+            "queue; compare layouts by the time to second token, which has the same content in all of them."
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]
     return _drawn(figure, spec, frames, caption, samples)

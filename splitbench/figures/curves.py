@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample's distribution on one set of axes: the curve, its repeats, its percentiles, and how invalid ones look."""
+"""One sample's distribution on one set of axes: curve, repeats, percentiles, and how invalid ones look."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ METRIC_SHORT: dict[Metric, str] = {
     "e2e_ms": "end-to-end latency",
 }
 
-# How much of a linear axis may be empty before a logarithmic one reads better: largest value over smallest median.
+# How much of a linear axis may be empty before a logarithmic one reads better: largest value over smallest
+# median.
 _LOG_FROM = 12.0
 
 
@@ -88,8 +89,8 @@ def marks(sample: Sample, percentiles: Iterable[float]) -> list[Mark]:
 def extent_of(samples: Sequence[Sample], window: Window) -> Extent:
     """The drawn rectangle: as configured, otherwise wide enough for every sample of every line.
 
-    On a logarithmic axis the lowest half percent of a line may lie left of it: near-zero gaps of a client that saw
-    two tokens at once would otherwise take half of the paper. Captions say how much is left out.
+    On a logarithmic axis the lowest half percent of a line may lie left of it: near-zero gaps of a client
+    that saw two tokens at once would otherwise take half of the paper. Captions say how much is left out.
     """
     filled = [sample.values for sample in samples if sample.values.size]
     if not filled:
@@ -126,7 +127,8 @@ def draw_curve(
         np.concatenate([[0.0 if x[0] == sample.values[0] else share[0]], share]),
     )
     if survival:
-        # Nothing lies above the largest sample; a logarithmic axis has no zero, so the curve drops out of it there.
+        # Nothing lies above the largest sample; a logarithmic axis has no zero, so the curve drops out of it
+        # there.
         y = np.maximum(1 - y, 1e-12)
     if not sample.valid:
         ax.plot(x, y, drawstyle="steps-post", **invalid_stroke(stroke))
@@ -293,7 +295,8 @@ def left_out(samples: Sequence[Sample], extent: Extent) -> str:
     most = max(beyond, default=(0.0, ""))
     if most[0] > 0:
         sentences.append(
-            f"The x axis ends at {extent.x_max:g} ms: up to {_share(most[0])} of a line ({most[1]}) lies beyond."
+            f"The x axis ends at {extent.x_max:.4g} ms: "
+            f"up to {_share(most[0])} of a line ({most[1]}) lies beyond."
         )
     if below > 0:
         sentences.append(f"Up to {_share(below)} of a line lies below {extent.x_min:.3g} ms.")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# A page-wide panel at 600 dpi has about 3,900 pixel columns, a column-wide one 1,800: two bins are never in one pixel
-# gap that a reader could see.
+# A page-wide panel at 600 dpi has about 3,900 pixel columns, a column-wide one 1,800: two bins are never in
+# one pixel gap that a reader could see.
 BINS = 4096
 TAIL = 1000
 
@@ -42,10 +42,10 @@ def drawn_steps(
 ) -> tuple[Floats, Floats]:
     """Corners of the empirical distribution inside `extent`: x in ms ascending, and the exact share at each.
 
-    Draw them as steps (the share holds from its x to the next). The first and the last sample of every x bin are
-    kept, so between bins the drawn curve equals the exact one, and within a bin it is off by less than the bin's width,
-    which is less than a pixel. The `tail` largest samples inside the drawn rectangle are all kept, as is the nearest
-    sample on either side of the rectangle, so that the curve runs out of it.
+    Draw them as steps (the share holds from its x to the next). The first and the last sample of every x bin
+    are kept, so between bins the drawn curve equals the exact one, and within a bin it is off by less than
+    the bin's width, which is less than a pixel. The `tail` largest samples inside the drawn rectangle are all
+    kept, as is the nearest sample on either side of the rectangle, so that the curve runs out of it.
 
     Args:
         ordered: samples in ms, ascending, at least one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables as figures and report need them: cells of a layout pooled, invalid ones kept apart, failures left out."""
+"""The tables as figures need them: a layout's cells pooled, invalid ones kept apart, failures left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHECK_COLUMNS = ("cell_id", "check", "outcome", "reason")
 
 @dataclass(frozen=True)
 class Layout:
-    """What of a layout a figure tells apart. `first_token` is None where no proxy could change who makes it."""
+    """What of a layout a figure tells apart; `first_token` is None where only one engine could make it."""
 
     name: str
     kind: Kind
@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token rows of one cell: request index, position in the request (1 is the gap to the second token), ITL in ms."""
+    """Token rows of one cell: number of the request, position (1 is the gap to the second token), ITL in ms."""
 
     request: np.ndarray
     position: np.ndarray
@@ -164,7 +164,9 @@ class Measured:
         Raises:
             UserError: a folder has no part of the cells or the requests table.
         """
-        cells, requests, checks = [], [], []
+        cells: list[pd.DataFrame] = []
+        requests: list[pd.DataFrame] = []
+        checks: list[pd.DataFrame] = []
         places: dict[str, Path] = {}
         for folder in sorted(set(folders)):
             for name, frames in (("cells", cells), ("requests", requests)):
@@ -215,7 +217,7 @@ class Measured:
         return self._tokens(cell_id)
 
     def reasons(self, cell_id: str) -> list[tuple[str, str, str]]:
-        """Check, outcome (`warn` or `invalid`, the worse first) and reason, of the checks that a cell did not pass."""
+        """Check, outcome (`invalid` before `warn`) and reason, of the checks that a cell did not pass."""
         rows = self.checks[(self.checks["cell_id"] == cell_id) & (self.checks["outcome"] != "ok")]
         rows = rows.sort_values(["outcome", "check"])
         return [
@@ -224,7 +226,7 @@ class Measured:
         ]
 
     def values(self, cell_id: str, metric: Metric) -> tuple[Floats, int]:
-        """A cell's latencies in ms, ascending and finite, and the number of successful requests behind them."""
+        """A cell's latencies in ms, ascending and finite, and how many successful requests are behind them."""
         rows = self.requests(cell_id)
         rows = rows[rows["ok"].to_numpy(dtype=bool)]
         if metric == "itl_ms":
@@ -239,7 +241,7 @@ class Measured:
         return sorted(str(name) for name in self.cells["workload"].unique())
 
     def layouts(self, workload: str, names: Sequence[str] = ()) -> list[Layout]:
-        """Layouts with cells of a workload: in the asked order, or aggregated before PD and small budgets first.
+        """Layouts with cells of a workload: in the asked order, or aggregated before PD and small before large.
 
         Raises:
             UserError: the workload or an asked layout has no cell.
@@ -303,8 +305,8 @@ class Measured:
     def samples(self, workload: str, layout: Layout, concurrency: int, metric: Metric) -> list[Sample]:
         """The valid cells pooled, then the invalid ones pooled; either may be absent.
 
-        Cells without a single latency (all requests failed, or a file with totals only) give an invalid sample
-        without values.
+        Cells without a single latency (all requests failed, or a file with totals only) give an invalid
+        sample without values.
         """
         rows = self.cells[
             (self.cells["workload"] == workload)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page geometry in inches: panels, their legends and the key never overlap, because each has its own strip of paper."""
+"""Page geometry in inches: panels, legends and key never overlap, for each has its own strip of paper."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _legend(entries: Sequence[Entry], width: float, size: float) -> _Legend:
 
 
 def _columns(entries: int, columns: int) -> list[range]:
-    """Which entries stand in which column: matplotlib fills columns from the left, the first ones one longer."""
+    """Which entries stand in which column, as matplotlib does it: the first columns are one longer."""
     least, more = divmod(entries, columns)
     sizes = [least + (column < more) for column in range(columns)]
     starts = [sum(sizes[:column]) for column in range(columns)]

@@ -27,8 +27,8 @@ class _Frozen(BaseModel):
 class Window(_Frozen):
     """The part of the axes that is drawn; what is left out is chosen from the data, with every tail inside.
 
-    `y` limits are shares between 0 and 1 (for tails: the top of the CDF, such as 0.9 to 1). `x_scale: auto` takes a
-    logarithmic axis where the largest value is far above the medians.
+    `y` limits are shares between 0 and 1 (for tails: the top of the CDF, such as 0.9 to 1). `x_scale: auto`
+    takes a logarithmic axis where the largest value is far above the medians.
     """
 
     x_min_ms: float | None = Field(default=None, ge=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours, dashes and markers with one meaning each: colour is load or budget, line style is kind, marker is percentile."""
+"""One meaning each: colour is load or budget, line style is kind, marker is percentile."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 
 from splitbench.figures.measured import Layout
 
-# Okabe and Ito's palette without those too light for a line on white; safe for the common colour deficiencies.
+# Okabe and Ito's palette without those too light for a line on white; safe for the common colour
+# deficiencies.
 BUDGET_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a3487f", "#5c4d00", "#1a1a1a")
 SLO_COLOUR = "#b00020"
 NEUTRAL = "#4d4d4d"
 
-# From orange (little load) to near black (much). Lightness falls evenly, so it reads in grey too; the smallest colour
-# difference between any two of six lines is 26 (CIE 1976) for normal sight and at least 17 with deuteranopia, protanopia
-# or tritanopia; plasma over the same contrast has 15 and 9. Contrast on white is at least 2.2.
+# From orange (little load) to near black (much). Lightness falls evenly, so it reads in grey too; the
+# smallest colour difference between any two of six lines is 26 (CIE 1976) for normal sight and at least 17
+# with deuteranopia, protanopia or tritanopia; plasma over the same contrast has 15 and 9. Contrast on white
+# is at least 2.2.
 _LOAD_RAMP = LinearSegmentedColormap.from_list(
     "load", ["#ef9a2f", "#d8567a", "#7b3fc0", "#1c2a7a", "#050512"]
 )
@@ -58,8 +60,8 @@ def load_strokes(concurrencies: Sequence[int]) -> dict[int, dict[str, Any]]:
 def layout_strokes(layouts: Sequence[Layout]) -> dict[str, dict[str, Any]]:
     """Per layout, how its lines are drawn: same colour for the same budget, same dashes for the same kind.
 
-    A second layout of one kind and budget gets another dash of its kind, and from the third use of a dash a thinner
-    line, so that no two layouts are drawn alike.
+    A second layout of one kind and budget gets another dash of its kind, and from the third use of a dash a
+    thinner line, so that no two layouts are drawn alike.
     """
     budgets = list(dict.fromkeys(layout.budget for layout in sorted(layouts, key=_budget_size)))
     used: dict[tuple[str, str], int] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures on disk: picture in three forms, data, sidecar; the same lineage beside and inside each, no dates anywhere."""
+"""Figures on disk: three pictures, data and sidecar, the same lineage in each, no dates anywhere."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def _text(value: Any) -> str | None:
 
 
 def write_figure(drawn: Drawn, stem: Path, sidecar: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `stem`.png, .pdf, .svg, .csv and .json, each complete or absent; the same input gives the same bytes.
+    """Write `stem`.png, .pdf, .svg, .csv and .json, each complete or absent; same input, same bytes.
 
-    The sidecar gets the caption, the invalid cells, the code version and the data's digest added. The pictures carry all
-    of it as canonical JSON: PNG in the text chunk `splitbench`, PDF in the keywords, SVG in the description.
+    The sidecar gets the caption, the invalid cells, the code version and the data's digest added. The
+    pictures carry all of it as canonical JSON: PNG in the text chunk `splitbench`, PDF in the keywords, SVG
+    in the description.
 
     Returns:
         The full sidecar, as written.
