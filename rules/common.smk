@@ -12,7 +12,9 @@ from splitbench.serving.session import Owner, end_session
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
 try:
-    flow = Workflow(config, [Path(name) for name in workflow.configfiles], Path(workflow.basedir))
+    flow = Workflow(
+        config, [Path(name) for name in workflow.configfiles], Path(workflow.basedir)
+    )
 except UserError as error:
     for line in str(error).splitlines():
         say(f"error: {line}")
@@ -38,6 +40,22 @@ def cell_priority(wildcards):
 
 def all_cells(pattern):
     return [flow.path(pattern).format(cell=cell) for cell in flow.cells.ids]
+
+
+def plan_of(wildcards):
+    return flow.plan_text(wildcards.layout)
+
+
+def plan_files():
+    return [flow.path(f"plans/{layout}.json") for layout in flow.experiment.layouts]
+
+
+def figure_slice(wildcards):
+    return flow.figure_text(wildcards.figure)
+
+
+def figure_files():
+    return [flow.path(f"figures/{name}.png") for name in flow.figure_names]
 
 
 onsuccess:

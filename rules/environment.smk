@@ -7,10 +7,10 @@ rule serving_environment:
         flow.path(f"environment/serving-{flow.stack_key}.json"),
     log:
         flow.path(f"logs/environment/serving-{flow.stack_key}.log"),
-    params:
-        stack=flow.section("stack"),
     conda:
         "../envs/workflow.yaml"
+    params:
+        stack=flow.section("stack"),
     script:
         "../scripts/serving_environment.py"
 
@@ -33,9 +33,9 @@ rule model:
         flow.path(f"models/{flow.model_key}.json"),
     log:
         flow.path(f"logs/models/{flow.model_key}.log"),
-    params:
-        model=flow.section("model"),
     conda:
         "../envs/workflow.yaml"
+    params:
+        model=flow.section("model"),
     script:
         "../scripts/model.py"

@@ -2,14 +2,6 @@
 # One rule for every figure; its params are the slice of the config that it shows.
 
 
-def figure_slice(wildcards):
-    return flow.figure_text(wildcards.figure)
-
-
-def figure_files():
-    return [flow.path(f"figures/{name}.png") for name in flow.figure_names]
-
-
 rule figure:
     input:
         parts=rules.tables.output.parts,
@@ -27,13 +19,13 @@ rule figure:
         svg=flow.path("figures/{figure}.svg"),
         data=flow.path("figures/{figure}.csv"),
         sidecar=flow.path("figures/{figure}.json"),
-    wildcard_constraints:
-        figure=r"[^/]+",
     log:
         flow.path("logs/figures/{figure}.log"),
-    params:
-        spec=figure_slice,
+    wildcard_constraints:
+        figure=r"[^/]+",
     conda:
         "../envs/workflow.yaml"
+    params:
+        spec=figure_slice,
     script:
         "../scripts/figure.py"

@@ -15,13 +15,13 @@ rule cell:
         record=flow.path("cells/{cell}/record.json"),
     log:
         flow.path("logs/cells/{cell}.log"),
-    params:
-        slice=cell_slice,
     priority: cell_priority
+    conda:
+        "../envs/workflow.yaml"
     threads: workflow.cores
     resources:
         node=1,
-    conda:
-        "../envs/workflow.yaml"
+    params:
+        slice=cell_slice,
     script:
         "../scripts/cell.py"

@@ -15,11 +15,11 @@ rule part:
         checks=flow.path("parts/{cell}/checks.parquet"),
     log:
         flow.path("logs/parts/{cell}.log"),
+    conda:
+        "../envs/workflow.yaml"
     params:
         slice=cell_slice,
         thresholds=flow.section("thresholds"),
-    conda:
-        "../envs/workflow.yaml"
     script:
         "../scripts/part.py"
 
@@ -51,9 +51,9 @@ rule statistics:
         flow.path("statistics.json"),
     log:
         flow.path("logs/statistics.log"),
-    params:
-        slo=flow.section("slo"),
     conda:
         "../envs/workflow.yaml"
+    params:
+        slo=flow.section("slo"),
     script:
         "../scripts/statistics.py"

@@ -149,15 +149,17 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
 def check_sources(experiment: Experiment, root: Path) -> None:
     """Make sure that the files an experiment names are there, before anything starts.
 
+    The serving environment's interpreter is not looked for: plans are made without it, and it is the first thing that
+    a run asks.
+
     Raises:
-        UserError: the stack's lock or interpreter, or the model's folder, is missing.
+        UserError: the stack's lock or the model's folder is missing.
     """
     stack, model = experiment.stack, experiment.model
     missing = [
         (key, path)
         for key, path in (
             ("stack.lock", stack.lock),
-            ("stack.python", stack.python),
             ("model.path", model.path),
         )
         if path is not None and not (root / path).exists()

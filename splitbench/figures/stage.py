@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from splitbench.figures import Measured, draw, lineage, write_figure
+from splitbench.figures.gallery import Measured, draw, lineage, write_figure
 from splitbench.files import digest
 from splitbench.workflow import Workflow
 
