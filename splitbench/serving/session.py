@@ -1,5 +1,0 @@
-class Owner:
-    text='1:1'
-    @classmethod
-    def current(cls): return cls()
-def end_session(say): pass
