@@ -1,0 +1,660 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease of a session: ask for a layout to be up, and get the one that is, or a new one.
+
+A cell takes the node's lock, acquires its session, measures, and lets go; the session stays up for the next
+cell. Which session it needs is said by the plan's digest, the restart's number, the places that fill the
+plan, the stack, the client and the owner: the same -> reused; another one up -> that is ended first, wholly,
+then the wanted one started.
+
+    with node_lock(state, "cell agg/long/c8/0-0", progress), acquire(request, progress) as session:
+        ...
+        if (reason := session.lost()) is not None: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import splitbench
+from splitbench.errors import UserError
+from splitbench.files import digest, write_json
+from splitbench.serving import gpu_memory, ports
+from splitbench.serving.failures import SessionError, log_tail
+from splitbench.serving.launch import dropped
+from splitbench.serving.plan import Plan, fill, filled
+from splitbench.serving.processes import ProcessId, end_processes, marked, related
+from splitbench.serving.state import (
+    Owner,
+    lock_holder,
+    poisoned,
+    read_record,
+    session_record,
+    state_folder,
+    supervisor_lock,
+    supervisor_socket,
+)
+from splitbench.serving.supervisor import EXIT_LOCKED, take_node
+
+__all__ = [
+    "ClientPlan",
+    "Owner",
+    "Places",
+    "Session",
+    "SessionError",
+    "SessionRequest",
+    "acquire",
+    "state_folder",
+    "status",
+    "stop",
+]
+
+IDLE_LIMIT_S = 300.0
+
+# A supervisor answers in milliseconds; this is for a machine that is brought to its knees by what it runs.
+_HELLO_LIMIT_S = 30.0
+_LEFTOVER_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are on this machine: what fills a plan's placeholders."""
+
+    serving_python: Path
+    workflow_python: Path
+    repository: Path
+    model: str
+
+    def values(self) -> dict[str, str]:
+        """The placeholders' values; a relative path is made absolute, since engines have a working folder of theirs.
+
+        Symbolic links are kept: an environment's interpreter is one, and works only under its own name.
+        """
+        model = str(Path(self.model).absolute()) if Path(self.model).exists() else self.model
+        return {
+            "serving_python": str(self.serving_python.absolute()),
+            "workflow_python": str(self.workflow_python.absolute()),
+            "repository": str(self.repository.absolute()),
+            "model": model,
+        }
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """A benchmark client that is kept warm beside the engines, as long as they live.
+
+    It is ready when it accepts connections on a Unix socket, whose path stands in for `{client_socket}` in
+    `argv` and `env`; the plan's placeholders are filled too.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    startup_limit_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """Which session is wanted, and for whom.
+
+    Args:
+        plan: the layout's launch plan.
+        restart: number of the session among those of this layout; another number is another session.
+        places: what fills the plan's placeholders.
+        log_folder: gets a folder per session, with a log per process, the plan's files and the session's
+        record.
+        owner: when this process has gone the session ends; None: it stays until it is stopped.
+        client: a warm benchmark client; None: there is none.
+        stack: digest of the serving environment, since the same path may hold another one later.
+        idle_limit_s: unused for so long, it ends; None: never. Unused means that no `Session` of it is open.
+    """
+
+    plan: Plan
+    restart: int
+    places: Places
+    log_folder: Path
+    owner: Owner | None
+    client: ClientPlan | None = None
+    stack: str = ""
+    idle_limit_s: float | None = IDLE_LIMIT_S
+
+    def _what(self) -> dict[str, Any]:
+        client = self.client
+        return {
+            "plan": self.plan.digest,
+            "places": self.places.values(),
+            "stack": self.stack,
+            "client": {"argv": client.argv, "env": client.env} if client else None,
+        }
+
+    @property
+    def identity(self) -> str:
+        """Equal for requests that the same session can serve."""
+        return digest({**self._what(), "restart": self.restart, "owner": str(self.owner)})
+
+    @property
+    def poison_key(self) -> str:
+        """Equal for requests that would fail to start in the same way."""
+        return digest(self._what())
+
+    @property
+    def label(self) -> str:
+        """The session's name for people."""
+        return f"{self.plan.layout}-{self.plan.digest[:8]} restart {self.restart}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process of a session that answers HTTP."""
+
+    name: str
+    role: str
+    url: str
+    pid: int
+    log: Path
+
+
+class Session:
+    """A layout that is up, leased to the caller until `close`."""
+
+    def __init__(self, record: dict[str, Any], link: _Link, *, reused: bool) -> None:
+        self._link = link
+        self._lost: str | None = None
+        self._monotonic = float(record["started_monotonic"])
+        servers = [
+            Server(
+                each["name"],
+                each["role"] or each["kind"],
+                f"http://{each['host']}:{each['port']}",
+                int(each["process"].partition(":")[0]),
+                Path(each["log"]),
+            )
+            for each in record["processes"]
+            if each["port"] is not None
+        ]
+        self.id = str(record["id"])
+        self.reused = reused
+        self.started_at = float(record["started_at"])
+        self.folder = Path(record["folder"])
+        self.front_url = "http://{}:{}".format(*record["front"])
+        self.engines = tuple(server for server in servers if server.role != "proxy")
+        self.proxy = next((server for server in servers if server.role == "proxy"), None)
+        self.client_socket = Path(record["client_socket"]) if record["client_socket"] else None
+        self.times_s: dict[str, float] = dict(record["times_s"])
+        self.record = record
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the session's start began."""
+        return time.monotonic() - self._monotonic
+
+    def lost(self) -> str | None:
+        """Why the session can't be measured any more; None while it can. Costs one system call."""
+        if self._lost is None:
+            for message in self._link.pending():
+                if message["event"] in ("lost", "ended"):
+                    self._lost = self._lost or str(message["reason"])
+            if self._lost is None and self._link.closed:
+                self._lost = "its supervisor has gone"
+        return self._lost
+
+    def close(self) -> None:
+        """Let go of the session; it stays up for the next one who wants it."""
+        self._link.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Link:
+    """JSON lines to and from a supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+        self.closed = False
+
+    @classmethod
+    def open(cls, state: Path) -> _Link | None:
+        """Connect to the supervisor of a state folder; None when none listens."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(supervisor_socket(state)))
+        except OSError:
+            connection.close()
+            return None
+        return cls(connection)
+
+    def send(self, **content: Any) -> None:
+        """Send one message; a supervisor that has gone shows when its answer is read."""
+        with suppress(OSError):
+            self._connection.sendall(json.dumps(content).encode() + b"\n")
+
+    def _take(self) -> list[dict[str, Any]]:
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def pending(self) -> list[dict[str, Any]]:
+        """Messages that are there now."""
+        while not self.closed:
+            try:
+                data = self._connection.recv(65536, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                data = b""
+            self.closed = not data
+            self._buffer += data
+        return self._take()
+
+    def messages(self, limit_s: float | None) -> list[dict[str, Any]]:
+        """Messages as soon as there are any; empty when the time is over or the supervisor has gone."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            found = self.pending()
+            if found or self.closed:
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            select.select([self._connection], [], [], left)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.closed = True
+        self._connection.close()
+
+
+def _supervisor_lives(state: Path) -> bool:
+    handle = take_node(state)
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
+
+
+def _wait_for_link(state: Path, progress: Callable[[str], None]) -> bool:
+    """Nobody listens: wait until the supervisor does, or has gone.
+
+    Returns:
+        False when there is no supervisor; True when it is worth connecting again.
+    """
+    deadline = time.monotonic() + _HELLO_LIMIT_S
+    while _supervisor_lives(state):
+        if time.monotonic() > deadline:  # its socket was deleted, or it is stuck at its very start or end
+            _kill_supervisor(state, progress)
+            return True
+        time.sleep(0.02)
+        if (link := _Link.open(state)) is not None:
+            link.close()
+            return True
+    return False
+
+
+# -- acquire -------------------------------------------------------------------------------------------------
+def acquire(
+    request: SessionRequest, progress: Callable[[str], None], *, state: Path | None = None
+) -> Session:
+    """The session that was asked for: the one that is up, or a new one after ending what else is up.
+
+    To be called with the node's lock held. Blocks until the session has answered a first completion.
+
+    Args:
+        progress: gets a line for people per step, and every 15 s while a step takes long.
+        state: the state folder; None: `state_folder()`.
+
+    Raises:
+        SessionError: it did not start: which process, why, the end of its log, and what to try. The same
+        error
+            comes at once when this plan has failed for this owner before.
+    """
+    state = state_folder() if state is None else state
+    known = poisoned(state, request.owner, request.poison_key)
+    if known is not None:
+        raise SessionError.from_record(known, note=" (not tried again in this run)")
+    while True:
+        link = _Link.open(state)
+        if link is None:
+            if _wait_for_link(state, progress):
+                continue
+            clean_leftovers(state, progress)
+            started = _start(request, state, progress)
+            if started is None:
+                continue
+            return started
+        record = _hello(link, state, progress)
+        if record is None:
+            continue
+        if record["identity"] == request.identity and record["phase"] in ("starting", "ready"):
+            link.send(op="attach")
+            session = _await_ready(link, state, request, progress, reused=True)
+            if session is not None:
+                return session
+            continue
+        link.close()
+        progress(f"ending session {record['label']}, to start {request.label}")
+        stop(state, progress=progress, reason=f"{request.label} is wanted")
+
+
+def _hello(link: _Link, state: Path, progress: Callable[[str], None]) -> dict[str, Any] | None:
+    """The record of the session that is up; None when the supervisor went away, or was stuck and was ended."""
+    deadline = time.monotonic() + _HELLO_LIMIT_S
+    while time.monotonic() < deadline:
+        for message in link.messages(deadline - time.monotonic()):
+            if message["event"] == "hello":
+                return dict(message["record"])
+        if link.closed:
+            return None
+    link.close()
+    _kill_supervisor(state, progress)
+    return None
+
+
+def _kill_supervisor(state: Path, progress: Callable[[str], None]) -> None:
+    """End a supervisor that does not answer (stopped, or worse); what it leaves is cleaned like after a crash."""
+    record = read_record(session_record(state))
+    if record is None:
+        raise UserError(
+            "the supervisor does not answer and has left no record",
+            where=str(state),
+            mend=f"end the process that holds {supervisor_lock(state)}",
+        )
+    process = ProcessId.parse(record["supervisor"])
+    progress(f"the supervisor (pid {process.pid}) does not answer: killing it")
+    process.signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10.0
+    while process.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    clean_leftovers(state, progress)
+
+
+def _await_ready(
+    link: _Link,
+    state: Path,
+    request: SessionRequest,
+    progress: Callable[[str], None],
+    *,
+    reused: bool,
+) -> Session | None:
+    """Wait until the session is up.
+
+    Returns:
+        The session; None when one that was to be reused turned out to be broken and has ended.
+
+    Raises:
+        SessionError: it did not start.
+    """
+    why = "its supervisor has gone"
+    while not link.closed:
+        for message in link.messages(None):
+            event = message["event"]
+            if event == "progress":
+                progress(message["text"])
+            elif event == "ready":
+                return Session(message["record"], link, reused=reused)
+            elif event == "failed":
+                link.close()
+                raise SessionError.from_record(message["failure"])
+            elif event in ("lost", "ended"):
+                why = str(message["reason"])
+                if reused:
+                    progress(f"the session that was up is lost: {why}")
+    link.close()
+    if reused:
+        return None
+    clean_leftovers(state, progress)
+    raise SessionError(
+        f"ended while it was being started: {why}", where=request.plan.layout, mend="run it again"
+    )
+
+
+def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]) -> Session | None:
+    """Start a supervisor with the session, and wait until that is up; None when somebody else was faster."""
+    ident = secrets.token_hex(8)
+    layout = re.sub(r"[^\w.+-]", "_", request.plan.layout)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = request.log_folder.absolute() / (
+        f"{layout}-{request.plan.digest[:8]}.r{request.restart}.{stamp}-{ident[:6]}"
+    )
+    folder.mkdir(parents=True)
+    client_socket = state / f"client-{ident[:8]}.sock"
+    values = {**request.places.values(), "session": str(folder)}
+    client = None
+    if request.client is not None:
+        client = {
+            "argv": [_fill_client(text, values, client_socket) for text in request.client.argv],
+            "env": {k: _fill_client(v, values, client_socket) for k, v in request.client.env.items()},
+            "socket": str(client_socket),
+            "startup_limit_s": request.client.startup_limit_s,
+        }
+    content = {
+        "id": ident,
+        "identity": request.identity,
+        "poison_key": request.poison_key,
+        "label": request.label,
+        "plan_digest": request.plan.digest,
+        "restart": request.restart,
+        "owner": str(request.owner) if request.owner else None,
+        "idle_s": request.idle_limit_s,
+        "state": str(state),
+        "folder": str(folder),
+        "plan": filled(request.plan, values),
+        "client": client,
+    }
+    write_json(folder / "request.json", content)
+    unseen = dropped(os.environ)
+    if unseen:
+        progress(f"not passed on to engines (set them in the layout's env): {', '.join(unseen)}")
+    progress(f"starting session {request.label}, logs in {folder}")
+    log = folder / "supervisor.log"
+    package_folder = str(Path(splitbench.__file__).resolve().parents[1])
+    with log.open("ab") as output:
+        code = subprocess.run(
+            [sys.executable, "-m", "splitbench.serving.supervisor", str(folder / "request.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=os.sep,
+            env={**os.environ, "PYTHONPATH": package_folder},
+            close_fds=True,
+            check=False,
+        ).returncode
+    if code == EXIT_LOCKED:
+        return None
+    link = _Link.open(state) if code == 0 else None
+    if link is None and code != 0:
+        raise SessionError(
+            f"the supervisor did not start (exit code {code})",
+            where=request.plan.layout,
+            mend=f"read {log}",
+            tail="\n".join(f"    {line}" for line in log_tail(log)),
+        )
+    if link is None:  # killed, or failed and gone, before we could connect
+        return _failed_before_contact(request, state, folder, progress)
+    link.send(op="attach")
+    return _await_ready(link, state, request, progress, reused=False)
+
+
+def _failed_before_contact(
+    request: SessionRequest, state: Path, folder: Path, progress: Callable[[str], None]
+) -> Session:
+    """A supervisor that ended so soon that nobody was connected: say what its record says."""
+    while _supervisor_lives(state):
+        time.sleep(0.02)
+    clean_leftovers(state, progress)
+    known = poisoned(state, request.owner, request.poison_key)
+    if known is not None:
+        raise SessionError.from_record(known)
+    record = read_record(folder / "session.json") or {}
+    raise SessionError(
+        f"ended while it was being started: {record.get('reason') or 'its supervisor has gone'}",
+        where=request.plan.layout,
+        mend=f"read {folder / 'supervisor.log'}",
+    )
+
+
+def _fill_client(text: str, values: dict[str, str], client_socket: Path) -> str:
+    return fill(text.replace("{client_socket}", str(client_socket)), values)
+
+
+# -- stop ----------------------------------------------------------------------------------------------------
+def stop(
+    state: Path | None = None,
+    *,
+    owner: Owner | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    reason: str = "told to stop",
+) -> bool:
+    """End the session that is up, and wait until its processes are gone and its ports free.
+
+    Cleans up as well after a supervisor that was itself killed.
+
+    Args:
+        owner: end only a session of this owner (what a workflow does at its end: somebody else's may be up);
+            None: whosever it is.
+
+    Returns:
+        True when something was ended.
+
+    Raises:
+        UserError: something can't be ended.
+    """
+    state = state_folder() if state is None else state
+    ended = False
+    while True:
+        link = _Link.open(state)
+        if link is None:
+            if _wait_for_link(state, progress):
+                continue
+            return clean_leftovers(state, progress) > 0 or ended
+        record = _hello(link, state, progress)
+        if record is None:
+            ended = True
+            continue
+        if owner is not None and record["owner"] != str(owner):
+            link.close()
+            return ended
+        ended = True
+        link.send(op="stop", reason=reason)
+        _await_end(link, state, record, progress)
+
+
+def _await_end(link: _Link, state: Path, record: dict[str, Any], progress: Callable[[str], None]) -> None:
+    """Follow a session to its end; a supervisor that does not come to it is killed."""
+    # Grace, the firm end, the ports, the memory: the sum of the supervisor's own limits.
+    deadline = time.monotonic() + float(record["grace_s"]) + 150.0
+    while not link.closed and time.monotonic() < deadline:
+        for message in link.messages(deadline - time.monotonic()):
+            if message["event"] == "progress":
+                progress(message["text"])
+            elif message["event"] == "ended":
+                left = message["record"]["stop"].get("left")
+                if left:
+                    raise UserError(
+                        f"processes can't be ended: {', '.join(left)}",
+                        where=record["label"],
+                        mend="look at them with ps; one in state D waits for a device",
+                    )
+    finished = link.closed
+    link.close()
+    while _supervisor_lives(state):
+        if not finished and time.monotonic() >= deadline:
+            _kill_supervisor(state, progress)
+            return
+        time.sleep(0.01)
+
+
+def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
+    """End what a killed supervisor left behind: found by recorded pids and start times, and by the mark.
+
+    Returns:
+        The number of processes that were found. 0 as well when a supervisor is alive: then nothing is left
+        over.
+
+    Raises:
+        UserError: some can't be ended.
+    """
+    handle = take_node(state, patience_s=1.0)
+    if handle is None:
+        return 0
+    try:
+        record = read_record(session_record(state)) or {}
+        roots = [ProcessId.parse(each["process"]) for each in record.get("processes", [])]
+        me = os.getpid()
+
+        def found() -> list[ProcessId]:
+            both = {process.pid: process for process in (*marked(str(state)), *related(roots))}
+            both.pop(me, None)
+            return list(both.values())
+
+        left = found()
+        if left:
+            progress(f"ending {len(left)} processes that a killed supervisor left behind")
+            leaders = [process for process in roots if process in left]
+            ending = asyncio.run(end_processes(leaders, found, _LEFTOVER_GRACE_S))
+            if ending.left:
+                raise UserError(
+                    f"processes can't be ended: {', '.join(map(str, ending.left))}",
+                    where=str(record.get("label", state)),
+                    mend="look at them with ps; one in state D waits for a device",
+                )
+        if record and record.get("phase") != "ended":
+            _wait_for_ports(record["ports"])
+            _wait_for_memory(record, progress)
+            record |= {"phase": "ended", "reason": record.get("reason") or "its supervisor was killed"}
+            write_json(session_record(state), record)
+            with suppress(OSError):
+                write_json(Path(record["folder"]) / "session.json", record)
+        for path in (*state.glob("client-*.sock"), supervisor_socket(state)):
+            path.unlink(missing_ok=True)
+        return len(left)
+    finally:
+        os.close(handle)
+
+
+def _wait_for_ports(held: list[int], limit_s: float = 15.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while ports.busy(held) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _wait_for_memory(record: dict[str, Any], progress: Callable[[str], None]) -> None:
+    before = {int(index): int(mib) for index, mib in record["memory_before_mib"].items()}
+    for index, mib in asyncio.run(gpu_memory.wait_until_back(before)).items():
+        progress(f"GPU {index} still has {mib} MiB more in use than before the session")
+
+
+# -- status --------------------------------------------------------------------------------------------------
+def status(state: Path | None = None) -> dict[str, Any]:
+    """What is up on this node: `supervisor` (alive or not), `session` (its record or None), `measuring` (who)."""
+    state = state_folder() if state is None else state
+    record = read_record(session_record(state))
+    alive = _supervisor_lives(state)
+    if record is not None:
+        for each in record["processes"]:
+            each["alive"] = ProcessId.parse(each["process"]).alive()
+    return {
+        "state": str(state),
+        "supervisor": alive,
+        "session": record,
+        "measuring": lock_holder(state) if (state / "node.json").exists() else None,
+    }
