@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitbench.errors import UserError
@@ -193,11 +192,28 @@ def _encoded(weights: npt.NDArray[np.float32], dtype: str) -> bytes:
 
 
 def _write_weights(spec: SyntheticModel, path: Path) -> None:
-    tensors = {
-        name: {"dtype": spec.dtype, "shape": list(weights.shape), "data": _encoded(weights, spec.dtype)}
-        for name, weights in _tensors(spec)
-    }
-    safetensors.serialize_file(tensors, str(path), {"format": "pt"})
+    """Write the safetensors format itself: length of the header, header as JSON, then the tensors' bytes.
+
+    Its Python package's function for this takes other arguments from version to version.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    bodies = []
+    offset = 0
+    names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    for name, weights in _tensors(spec):
+        body = _encoded(weights, spec.dtype)
+        header[name] = {
+            "dtype": names[spec.dtype],
+            "shape": list(weights.shape),
+            "data_offsets": [offset, offset + len(body)],
+        }
+        bodies.append(body)
+        offset += len(body)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the tensors on an 8-byte boundary
+    with path.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        handle.writelines(bodies)
 
 
 def _texts(spec: SyntheticModel) -> dict[str, Any]:
