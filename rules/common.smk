@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
-from splitbench.serving.session import Owner, end_session
+from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
 try:
@@ -21,7 +21,7 @@ except UserError as error:
     sys.exit(1)
 
 # Sessions live as long as the snakemake that a person started; its jobs inherit this.
-os.environ.setdefault("SPLITBENCH_OWNER", Owner.current().text)
+os.environ.setdefault("SPLITBENCH_OWNER", str(Owner.current()))
 
 
 wildcard_constraints:
@@ -59,8 +59,8 @@ def figure_files():
 
 
 onsuccess:
-    end_session(say)
+    stop(owner=Owner.from_env(os.environ), progress=say)
 
 
 onerror:
-    end_session(say)
+    stop(owner=Owner.from_env(os.environ), progress=say)

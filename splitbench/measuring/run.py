@@ -19,19 +19,12 @@ import orjson
 from splitbench import __version__
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
-from splitbench.files import digest, sha256_file, write_json, written_aside
+from splitbench.files import digest, read_json, sha256_file, write_json, written_aside
 from splitbench.measuring.client import ClientExit, run_warm
 from splitbench.measuring.command import bench_command
 from splitbench.measuring.metrics import parse_metrics
-from splitbench.serving.session import (
-    ClientPlan,
-    Owner,
-    Places,
-    Session,
-    SessionRequest,
-    acquire,
-    node_lock,
-)
+from splitbench.serving.session import ClientPlan, Owner, Places, Session, SessionRequest, acquire
+from splitbench.serving.state import node_lock
 
 # Any fixed offset keeps warm-up prompts apart from measured ones and the same in every layout.
 WARMUP_SEED_OFFSET = 0x40000000
@@ -82,8 +75,7 @@ def run_cell(
     order: int,
     places: Places,
     state: Path,
-    owner: Owner,
-    client_socket: Path,
+    owner: Owner | None,
     log: Path,
     session_logs: Path,
     environment: Path,
@@ -98,8 +90,7 @@ def run_cell(
         order: the cell's place in the planned order, from 0.
         places: interpreters and folders of this machine.
         state: this node's state folder.
-        owner: the process for which sessions are kept up.
-        client_socket: where the session's warm client listens.
+        owner: the process for which sessions are kept up; None: nobody, they stay until they are idle.
         log: the client's output.
         session_logs: folder of the engines' logs.
         environment: record of the machine and its software; its digest goes into the cell's record.
@@ -123,7 +114,8 @@ def run_cell(
                     places=places,
                     log_folder=session_logs,
                     owner=owner,
-                    client=_client(places, client_socket),
+                    client=_client(places),
+                    stack=digest(dict(cell.stack)),
                     idle_limit_s=idle_limit_s,
                 ),
                 log=log,
@@ -141,12 +133,15 @@ def run_cell(
     )
 
 
-def _client(places: Places, socket: Path) -> ClientPlan:
-    script = Path(places.repository) / "splitbench" / "measuring" / "client_server.py"
+def _client(places: Places) -> ClientPlan:
+    script = places.repository / "splitbench" / "measuring" / "client_server.py"
     return ClientPlan(
-        argv=(str(places.serving_python), str(script), str(socket)),
-        env={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
-        socket=socket,
+        argv=("{serving_python}", str(script), "{client_socket}"),
+        env={
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1" if Path(places.model).exists() else "0",
+        },
     )
 
 
@@ -161,47 +156,41 @@ def _measure(
     progress: Callable[[str], None],
     state: Path,
 ) -> None:
-    session = acquire(state, request, progress)
-    began = time.monotonic()
+    with acquire(request, progress, state=state) as session:
+        began = time.monotonic()
 
-    def lost() -> str | None:
-        if not request.owner.alive():
-            return "the workflow that asked for this cell is gone"
-        return session.lost()
+        def lost() -> str | None:
+            if request.owner is not None and not request.owner.alive():
+                return "the workflow that asked for this cell is gone"
+            return session.lost()
 
-    files.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".cell-", dir=files.folder) as aside:
-        raw = Path(aside) / "bench.json"
-        _reset_prefix_caches(session)
-        warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
-        if cell.warmups:
-            _run_client(
-                session,
-                cell,
-                request,
-                prompts=cell.warmups,
-                seed=warmup_seed,
-                result=None,
-                log=log,
-                lost=lost,
-            )
-        before = _scrape(session)
-        session_age_s = session.age_s
-        started_at, start = now(), time.monotonic()
-        argv, client = _run_client(
-            session, cell, request, prompts=cell.prompts, seed=cell.seed, result=raw, log=log, lost=lost
+        files.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".cell-", dir=files.folder) as aside:
+            raw = Path(aside).absolute() / "bench.json"
+            _reset_prefix_caches(session)
+            warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
+            client = _Client(session, cell, request.places.model, log, lost)
+            if cell.warmups:
+                client.run(cell.warmups, warmup_seed, None)
+            before = _scrape(session)
+            session_age_s = session.age_s
+            started_at, start = now(), time.monotonic()
+            argv, ended = client.run(cell.prompts, cell.seed, raw)
+            duration_s = time.monotonic() - start
+            after = _scrape(session)
+            if reason := lost():
+                raise UserError(f"the cell was lost: {reason}", mend="see the engines' logs, then run again")
+            bench = _read_bench(raw, log)
+            write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
+            with written_aside(files.bench) as path:
+                path.write_bytes(raw.read_bytes())
+        write_json(
+            files.metrics,
+            {
+                engine.name: {"role": engine.role, "before": before[engine.name], "after": after[engine.name]}
+                for engine in session.engines
+            },
         )
-        duration_s = time.monotonic() - start
-        after = _scrape(session)
-        bench = _read_bench(raw, log)
-        metrics = {
-            engine.name: {"role": engine.role, "before": before[engine.name], "after": after[engine.name]}
-            for engine in session.engines
-        }
-        write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
-        with written_aside(files.bench) as path:
-            path.write_bytes(raw.read_bytes())
-        write_json(files.metrics, metrics)
         write_json(
             files.record,
             {
@@ -219,19 +208,19 @@ def _measure(
                 "session": {
                     "id": session.id,
                     "restart": cell.restart,
+                    "reused": session.reused,
                     "age_s": round(session_age_s, 3),
-                    "steps_s": session.steps_s,
-                    "logs": {engine.name: _relative(engine.log, files.folder) for engine in session.engines},
+                    "times_s": session.times_s,
+                    "folder": _relative(session.folder, files.folder),
                 },
                 "client": {
                     "argv": ["vllm", *argv],
-                    "seconds": round(client.seconds, 3),
-                    "cpu_s": round(client.cpu_s, 3),
-                    "exit_code": client.exit_code,
+                    "seconds": round(ended.seconds, 3),
+                    "cpu_s": round(ended.cpu_s, 3),
                 },
                 "completed": sum(not error for error in bench["errors"]),
                 "bench_sha256": sha256_file(files.bench),
-                "environment_digest": digest(orjson.loads(environment.read_bytes())),
+                "environment_digest": digest(read_json(environment)),
                 "code_version": __version__,
             },
         )
@@ -242,37 +231,43 @@ def _relative(path: Path, folder: Path) -> str:
     return os.path.relpath(path, folder)
 
 
-def _run_client(
-    session: Session,
-    cell: Cell,
-    request: SessionRequest,
-    *,
-    prompts: int,
-    seed: int,
-    result: Path | None,
-    log: Path,
-    lost: Callable[[], str | None],
-) -> tuple[list[str], ClientExit]:
-    argv = bench_command(
-        cell,
-        base_url=session.front_url,
-        tokenizer=str(request.places.model),
-        prompts=prompts,
-        seed=seed,
-        result=result,
-    )
-    if session.client_socket is None:
-        raise UserError("the session has no client", mend="report this as a bug")
-    ended = run_warm(session.client_socket, argv, log, lost)
-    if ended.stopped is not None:
-        raise UserError(
-            f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again"
+@dataclass(frozen=True)
+class _Client:
+    """The session's warm client, told what a cell wants."""
+
+    session: Session
+    cell: Cell
+    tokenizer: str
+    log: Path
+    lost: Callable[[], str | None]
+
+    def run(self, prompts: int, seed: int, result: Path | None) -> tuple[list[str], ClientExit]:
+        """One run of the client.
+
+        Returns:
+            what it was told, and how it ended.
+        """
+        argv = bench_command(
+            self.cell,
+            base_url=self.session.front_url,
+            tokenizer=self.tokenizer,
+            prompts=prompts,
+            seed=seed,
+            result=result,
         )
-    if ended.exit_code != 0:
-        raise UserError(
-            f"the client ended with {ended.describe()}; its last lines: {_tail(log)}", where=str(log)
-        )
-    return argv, ended
+        if self.session.client_socket is None:
+            raise UserError("the session has no client", mend="report this as a bug")
+        ended = run_warm(self.session.client_socket, argv, self.log, self.lost)
+        if ended.stopped is not None:
+            raise UserError(
+                f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again"
+            )
+        if ended.exit_code != 0:
+            raise UserError(
+                f"the client ended with {ended.describe()}; its last lines: {_tail(self.log)}",
+                where=str(self.log),
+            )
+        return argv, ended
 
 
 def _tail(log: Path, lines: int = 4) -> str:

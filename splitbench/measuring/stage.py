@@ -17,7 +17,8 @@ from splitbench.experiment.cells import Cell
 from splitbench.files import read_json
 from splitbench.measuring.progress import Load, progress_line, remaining_s
 from splitbench.measuring.run import CellFiles, run_cell
-from splitbench.serving.session import Owner, Places, state_folder
+from splitbench.serving.session import Owner, Places
+from splitbench.serving.state import state_folder
 from splitbench.workflow import REPOSITORY, Workflow
 
 
@@ -49,14 +50,13 @@ def measure_cell(
         CellFiles(Path(flow.path(f"cells/{cell_id}"))),
         order=flow.cells.order(cell_id),
         places=Places(
-            serving_python=str(flow.serving_python),
-            workflow_python=sys.executable,
-            repository=str(REPOSITORY),
+            serving_python=flow.serving_python,
+            workflow_python=Path(sys.executable),
+            repository=REPOSITORY,
             model=flow.model_source,
         ),
         state=state,
         owner=owner,
-        client_socket=state / "client.sock",
         log=log.with_suffix(".client.log"),
         session_logs=Path(flow.path("logs/sessions")) / cell.layout_key,
         environment=environment,
@@ -88,7 +88,7 @@ def _load(cell: Cell) -> Load:
     return Load(cell.layout, cell.workload, cell.concurrency, cell.prompts + cell.warmups)
 
 
-def _progress(flow: Workflow, cell: Cell, owner: Owner) -> str:
+def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
     done: dict[Load, float] = {}
     todo = []
     finished = 0
@@ -100,7 +100,7 @@ def _progress(flow: Workflow, cell: Cell, owner: Owner) -> str:
         else:
             todo.append(_load(other))
     try:
-        elapsed_s = time.time() - psutil.Process(owner.pid).create_time()
+        elapsed_s = time.time() - psutil.Process(owner.pid if owner else None).create_time()
     except psutil.Error:
         elapsed_s = 0.0
     matrix = flow.experiment.matrix

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder in which the real workflow runs on stubbed engines, as a user would run it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fakes.layouts import STUB, free_ports
+
+REPOSITORY = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+STUB_VERSION = "0.32.0+stub"
+
+
+def stub_python(folder: Path) -> Path:
+    """An interpreter that finds the stub under the name of vLLM, like a serving environment made elsewhere."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "stub.pth").write_text(f"{STUB}\n", encoding="utf-8")
+    info = site / f"vllm-{STUB_VERSION}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {STUB_VERSION}\n", encoding="utf-8"
+    )
+    return folder / "bin" / "python"
+
+
+def default_config(python: Path, base_port: int) -> dict[str, Any]:
+    """A small experiment: two layouts, two workloads, two loads."""
+    return {
+        "experiment": "tiny",
+        "title": "Stubbed engines",
+        "stack": {"name": "stub", "python": str(python), "packages": {"vllm": STUB_VERSION}},
+        "model": {"name": "stub", "synthetic": {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 2}},
+        "node": {"base_port": base_port},
+        "engine": {"startup_limit_s": 30, "env": {"VLLM_STUB_STEP_MS": "2", "VLLM_STUB_STARTUP_S": "0.1"}},
+        "layouts": {
+            "agg": {"kind": "aggregated", "cores": [0]},
+            "pd": {"kind": "pd", "connector": "nixl", "prefill": {"cores": [0]}, "decode": {"cores": [1]}},
+        },
+        "workloads": {
+            "long": {"input_tokens": 64, "output_tokens": 8, "prompts": {"per_concurrency": 3}},
+            "short": {"input_tokens": 16, "output_tokens": 8, "prompts": {"per_concurrency": 3}},
+        },
+        "matrix": {"concurrency": [1, 2]},
+    }
+
+
+class Flow:
+    """One working folder of the workflow.
+
+    Args:
+        folder: empty; results go there.
+        python: the interpreter of the stubbed serving environment.
+        config: what to run; default: a small experiment.
+    """
+
+    def __init__(self, folder: Path, python: Path, *, config: dict[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.config = config or default_config(python, free_ports(1)[0])
+        self.state = folder / "state"
+        self.state.mkdir(mode=0o700, parents=True)
+
+    @property
+    def results(self) -> Path:
+        """The experiment's results."""
+        return self.folder / "results" / str(self.config["experiment"])
+
+    def edited(self, path: str, value: Any) -> dict[str, Any]:
+        """A copy of the config with the value at `a/b/c` changed."""
+        changed = copy.deepcopy(self.config)
+        *parents, last = path.split("/")
+        place: Any = changed
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[last] = value
+        return changed
+
+    def command(
+        self, *arguments: str, config: dict[str, Any] | None = None, text: str | None = None
+    ) -> list[str]:
+        """The command line for a config, which is written first."""
+        file = self.folder / "experiment.yaml"
+        file.write_text(text if text is not None else yaml.safe_dump(config or self.config), encoding="utf-8")
+        return [
+            *(str(SNAKEMAKE), "--snakefile", str(REPOSITORY / "Snakefile"), "--directory", str(self.folder)),
+            *("--configfile", str(file), "--cores", "2", *arguments),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of the command: state and store of its own, no owner inherited from a surrounding run."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SPLITBENCH_")}
+        return kept | {
+            "SPLITBENCH_STATE": str(self.state),
+            "SPLITBENCH_STORE": str(self.folder / "store"),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def run(self, *arguments: str, **config: Any) -> subprocess.CompletedProcess[str]:
+        """Run the workflow to its end."""
+        return self.run_command(self.command(*arguments, **config))
+
+    def run_command(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command in this folder's environment to its end."""
+        return subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def start(self, *arguments: str, **config: Any) -> subprocess.Popen[str]:
+        """Start the workflow in a process group of its own, as a terminal does; output goes to a file."""
+        log = (self.folder / "run.log").open("w", encoding="utf-8")
+        return subprocess.Popen(
+            self.command(*arguments, **config),
+            env=self.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def planned(self, *arguments: str, **config: Any) -> dict[str, int]:
+        """Number of jobs per rule that would run."""
+        shown = self.run("-n", "--quiet", "rules", *arguments, **config)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        table = re.findall(r"^([a-z_]+)\s+(\d+)$", shown.stdout + shown.stderr, re.MULTILINE)
+        return {name: int(count) for name, count in table if name not in ("total", "all")}
+
+    def ours(self) -> list[int]:
+        """Processes that carry this folder's state in their environment: engines, proxies, clients, supervisors."""
+        mark = f"SPLITBENCH_STATE={self.state}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def gone(self, limit_s: float = 20.0) -> list[int]:
+        """Wait until none of our processes is left; what is still there when the time is over."""
+        deadline = time.monotonic() + limit_s
+        while (left := self.ours()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def status(self) -> dict[str, str]:
+        """Status of every cell that was started."""
+        return {
+            str(path.parent.relative_to(self.results / "cells")): json.loads(path.read_text())["status"]
+            for path in self.results.glob("cells/*/*/*/*/status.json")
+        }
