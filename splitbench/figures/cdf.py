@@ -84,8 +84,9 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
                     draw_curve(ax, sample, extent, strokes[sample.concurrency], spec, survival=survival)
                 _dress(ax, extent, spec, metric, survival)
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout on the same axes, "
-        f"one line per concurrency c (requests in flight). {samples_sentence(samples)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout, "
+        f"same axes, one line per concurrency c (requests in flight). "
+        f"{samples_sentence(samples)} {left_out(samples, extent)}"
     )
     return _drawn(figure, spec, [data_frame(samples, extent, spec)], caption, samples)
 
@@ -144,13 +145,14 @@ def of_layouts(
             _dress(ax, extent, spec, metric, survival)
     first = per_metric[metrics[0]]
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}, all layouts at concurrency {concurrency}; "
-        f"colour is the budget, line style the kind. {samples_sentence(first)} {left_out(samples, extent)}"
+        f"{_form(survival)} of {short}, workload {spec.workload}, at concurrency {concurrency}; "
+        f"colour is the budget, line style the kind. "
+        f"{samples_sentence(first)} {left_out(samples, extent)}"
     )
     if "ttft_ms" in metrics and mixed:
         early = ", ".join(layout.name for layout in layouts if layout.first_from_prefiller)
         caption += (
-            f" In {early} the prefiller sends the first token, so its TTFT leaves out the KV move and the decoder's "
+            f" In {early} the prefiller sends the first token: its TTFT leaves out the KV move and the decoder's "
             "queue; compare layouts by the time to second token, which has the same content in all of them."
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]

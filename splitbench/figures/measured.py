@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token rows of one cell: number of the request, position (1 is the gap to the second token), ITL in ms."""
+    """Token rows of one cell: request number, position (1 is the gap to the second token), ITL in ms."""
 
     request: np.ndarray
     position: np.ndarray
@@ -226,13 +226,11 @@ class Measured:
         ]
 
     def values(self, cell_id: str, metric: Metric) -> tuple[Floats, int]:
-        """A cell's latencies in ms, ascending and finite, and how many successful requests are behind them."""
+        """A cell's latencies in ms, ascending and finite, and the number of its successful requests."""
         rows = self.requests(cell_id)
         rows = rows[rows["ok"].to_numpy(dtype=bool)]
-        if metric == "itl_ms":
-            found = self.tokens(cell_id).itl_ms
-        else:
-            found = rows[metric].to_numpy(dtype=np.float64)
+        itls = metric == "itl_ms"
+        found = self.tokens(cell_id).itl_ms if itls else rows[metric].to_numpy(dtype=np.float64)
         found = found[np.isfinite(found)]
         return np.sort(found), len(rows)
 
@@ -241,7 +239,7 @@ class Measured:
         return sorted(str(name) for name in self.cells["workload"].unique())
 
     def layouts(self, workload: str, names: Sequence[str] = ()) -> list[Layout]:
-        """Layouts with cells of a workload: in the asked order, or aggregated before PD and small before large.
+        """Layouts with cells of a workload: in the asked order, or aggregated first and small budgets first.
 
         Raises:
             UserError: the workload or an asked layout has no cell.
