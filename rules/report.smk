@@ -18,5 +18,6 @@ rule report:
         "../envs/workflow.yaml"
     params:
         title=flow.experiment.title,
+        config=flow.config_argument,
     script:
         "../scripts/report.py"

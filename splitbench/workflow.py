@@ -7,6 +7,7 @@ Paths are relative to the folder that Snakemake works in, so that results can be
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class Workflow:
     def __init__(
         self, config: Mapping[str, Any], files: Sequence[Path] = (), root: Path = REPOSITORY
     ) -> None:
+        self.files = tuple(files)
         self.experiment = load_experiment(config, files)
         check_sources(self.experiment, root)
         self.root = root
@@ -46,6 +48,13 @@ class Workflow:
         self.cells = Cells(self.experiment, root)
         self.stack = stack_slice(self.experiment, root)
         self.model = model_slice(self.experiment)
+
+    @property
+    def config_argument(self) -> str:
+        """How a person names this experiment to snakemake; empty for the default one."""
+        if not self.files or self.files[-1] == Path("config/config.yaml"):
+            return ""
+        return f"--configfile {shlex.quote(str(self.files[-1]))}"
 
     # Names of folders that carry the digest of what they hold.
 
