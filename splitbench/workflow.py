@@ -6,9 +6,13 @@ Paths are relative to the folder that Snakemake works in, so that results can be
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +24,7 @@ from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
 from splitbench.figures.spec import FigureName, FigureSpec
 from splitbench.files import canonical_json, digest8
+from splitbench.serving.state import Owner
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
 REPOSITORY = Path(splitbench.__file__).resolve().parent.parent
@@ -154,6 +159,8 @@ def say(line: str) -> None:
 def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
     """Run a rule's work: progress goes to the terminal and the log, a user's error is one line and exit code 1.
 
+    The work is interrupted when the workflow that asked for it is gone, however that ended.
+
     Yields:
         a function that takes a line of progress.
     """
@@ -168,8 +175,33 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
             with path.open("a", encoding="utf-8") as handle:
                 handle.write(f"{line}\n")
 
+    _interrupt_without_owner()
     try:
         yield note
     except UserError as error:
         note(f"error: {error}")
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        say(
+            f"error: {error.filename or 'a file'}: can't be written ({error.strerror}); make room or mend the rights"
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)
+
+
+def _interrupt_without_owner() -> None:
+    """Interrupt this process once the snakemake that it works for is gone; its end may have been SIGKILL."""
+    owner = Owner.from_env(os.environ)
+    if owner is None:
+        return
+
+    def watch() -> None:
+        while owner.alive():
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True, name="owner").start()

@@ -13,7 +13,7 @@ from splitbench.environment.probe import probe_machine
 from splitbench.environment.serving_environment import build_serving_environment, find_uv
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
-from splitbench.serving.synthetic_model import make_synthetic_model
+from splitbench.serving.synthetic_model import RECORD, make_synthetic_model
 from splitbench.workflow import Workflow
 
 Note = Callable[[str], None]
@@ -79,7 +79,7 @@ def ensure_model(flow: Workflow, note: Note) -> dict[str, Any]:
     if model.synthetic is None:
         return {"name": model.name, "source": str(model.path or model.hub), "revision": model.revision}
     folder = Path(flow.model_source)
-    record = folder / "splitbench.json"
+    record = folder / RECORD
     if record.exists():
         return read_json(record)
     note(f"making the synthetic model {flow.model_key}")
