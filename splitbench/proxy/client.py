@@ -53,7 +53,7 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         self.started = False
         self.write_paused = False
-        self.relay: Relay | None = None
+        self.relays: list[Relay] = []
         self.task: asyncio.Task[None] | None = None
         self._handler = handler
         self._open = open_connections
@@ -88,13 +88,13 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        if self.relay is not None:
-            self.relay.pause()
+        for relay in self.relays:
+            relay.pause()
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.relay is not None:
-            self.relay.resume()
+        for relay in self.relays:
+            relay.resume()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -218,7 +218,6 @@ class ClientConnection(asyncio.Protocol):
             await self._handler(self, request)
         finally:
             self.task = None
-            self.relay = None
             if not self._closing:
                 if not request.keep_alive:
                     self._closing = True

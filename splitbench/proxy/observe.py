@@ -14,7 +14,15 @@ import orjson
 
 from splitbench.errors import UserError
 
-STAGES = ("prefill_sent", "prefill_answered", "kv_ready", "decode_sent", "first_byte", "last_byte")
+STAGES = (
+    "prefill_sent",
+    "prefill_answered",
+    "kv_ready",
+    "decode_sent",
+    "decode_first_byte",
+    "first_byte",
+    "last_byte",
+)
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -133,7 +141,7 @@ SPANS = (
     ("prefill", "prefill_sent", "prefill_answered"),
     ("kv_wait", "prefill_answered", "kv_ready"),
     ("handoff", "kv_ready", "decode_sent"),
-    ("first_byte", "decode_sent", "first_byte"),
+    ("decode_first_byte", "decode_sent", "decode_first_byte"),
     ("answer", "first_byte", "last_byte"),
 )
 

@@ -72,13 +72,21 @@ class Relay(Exchange):
             return
         if whole:
             self.reads += 1
-            if self._head_out:
-                whole = self._with_head(whole)
             self._tail = whole
-            self._write(whole)
+            self._write_whole(whole, chunks)
             if chunks.done:
                 self.keep_alive = self.keep_alive and not chunks.rest
                 self.finish()
+
+    def _write_whole(self, whole: bytes, chunks: WholeChunks) -> None:
+        if self._head_out:
+            whole = self._with_head(whole)
+        self._write(whole)
+
+    def _write_other(self, data: bytes) -> None:
+        if self._head_out:
+            data = self._with_head(data)
+        self._write(data)
 
     def _take_other(self, data: bytes) -> None:
         """Everything but a chunked body: the head, and bodies that end by their length or with the
@@ -100,9 +108,7 @@ class Relay(Exchange):
         if data:
             self.reads += 1
         if data or self._left == 0:
-            if self._head_out:
-                data = self._with_head(data)
-            self._write(data)
+            self._write_other(data)
         if self._left == 0:
             self.finish()
 

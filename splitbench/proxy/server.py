@@ -20,7 +20,9 @@ from splitbench.errors import UserError
 from splitbench.proxy.call import Background, Call
 from splitbench.proxy.client import ClientConnection, Request
 from splitbench.proxy.engines import Engine, EngineRequest, Fetch, content_type, fetch
-from splitbench.proxy.flows import Flow, NixlFlow, ReplicaFlow
+from splitbench.proxy.flows import Flow, PrefillDecodeFlow, ReplicaFlow
+from splitbench.proxy.handoff import Handoff, LMCacheHandoff, NixlHandoff, SharedCacheHandoff
+from splitbench.proxy.notifications import KvNotifications
 from splitbench.proxy.observe import Metrics, RequestRecord, TraceFile
 from splitbench.proxy.options import Options
 from splitbench.proxy.policy import Rotation
@@ -35,7 +37,7 @@ CLIENT_ID = re.compile(r"[!-~]{1,200}")
 
 
 class Proxy:
-    """The server. `start`, then `stop`; `port` is the bound one."""
+    """The server. `start`, then `stop`; `port` and `notify_port` are the bound ones."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -45,7 +47,9 @@ class Proxy:
         role = "aggregated" if options.mode == "round-robin" else "decode"
         self.decoders = [Engine(address, role) for address in options.decoders]
         self.background = Background()
+        self._notifications: KvNotifications | None = None
         self.flow = self._make_flow()
+        self.notify_port = options.notify_port
         self._trace: TraceFile | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
@@ -71,10 +75,19 @@ class Proxy:
         decoders = Rotation(self.decoders, self.options.policy)
         if self.options.mode == "round-robin":
             return ReplicaFlow(decoders)
-        if self.options.mode != "nixl":
-            raise UserError(f"mode {self.options.mode} is not served", where="--mode", mend="use nixl")
         prefillers = Rotation(self.prefillers, self.options.policy)
-        return NixlFlow(prefillers, decoders, self.background)
+        head = self.options.first_token == "prefiller"
+        return PrefillDecodeFlow(prefillers, self._make_handoff(decoders, head), head)
+
+    def _make_handoff(self, decoders: Rotation, head: bool) -> Handoff:
+        if self.options.mode == "nixl":
+            return NixlHandoff(decoders, self.background)
+        if self.options.mode == "lmcache-mp":
+            return SharedCacheHandoff(decoders, self.background)
+        self._notifications = KvNotifications(
+            self.options.notify_host, self.options.notify_port, self.metrics.notifications
+        )
+        return LMCacheHandoff(decoders, self.background, self._notifications, head)
 
     async def start(self) -> None:
         """Bind and serve.
@@ -86,6 +99,8 @@ class Proxy:
         if self.options.trace_file is not None:
             self._trace = TraceFile(self.options.trace_file)
         await self.flow.start()
+        if self._notifications is not None:
+            self.notify_port = self._notifications.port
         try:
             self._server = await loop.create_server(
                 lambda: ClientConnection(self._handle, self._connections, self.options.limits.body_bytes),
@@ -177,7 +192,8 @@ class Proxy:
             self.metrics.in_flight -= 1
             self.metrics.count(record)
             if self._trace is not None:
-                self._trace.write(record)
+                for one in (record, *call.part_records):
+                    self._trace.write(one)
 
     # the other endpoints
 

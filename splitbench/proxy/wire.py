@@ -136,14 +136,15 @@ class WholeChunks:
 
     The relay passes only whole chunks on, so that it can still speak for itself (an error event) when the
     engine dies in the middle of one. `done` turns true with the last chunk; `rest` then holds bytes beyond
-    the body, which an engine must not send.
+    the body, which an engine must not send. `count` is the number of chunks in what the last `feed` gave.
     """
 
-    __slots__ = ("_held", "_need", "done", "rest")
+    __slots__ = ("_held", "_need", "count", "done", "rest")
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._need = 0
+        self.count = 0
         self.done = False
         self.rest = b""
 
@@ -160,6 +161,7 @@ class WholeChunks:
             data = bytes(self._held)
             self._held.clear()
         self._need = 0
+        count = 0
         start, size = 0, len(data)
         while start < size:
             line_end = data.find(b"\r\n", start, start + MAX_CHUNK_HEAD_BYTES)
@@ -181,6 +183,7 @@ class WholeChunks:
                 if data[end - 2 : end] != b"\r\n":
                     raise FramingError("chunk longer than it says")
                 start = end
+                count += 1
             elif length == 0:
                 end = _trailer_end(data, line_end)
                 if end < 0:
@@ -188,10 +191,12 @@ class WholeChunks:
                         raise FramingError("trailer without an end")
                     break
                 self.done = True
+                self.count = count + 1
                 self.rest = data[end:]
                 return data[:end]
             else:
                 raise FramingError("negative chunk length")
+        self.count = count
         if start == size:
             return data
         self._held += data[start:]
