@@ -125,7 +125,7 @@ def _reject_ragged(result: Result) -> None:
         lengths["errors"] = len(result.errors)
     if len(set(lengths.values())) > 1:
         if result.itls_span is not None:
-            lengths["itls"] = numbers.count_lists(result.source, result.itls_span)
+            lengths["itls"] = numbers.count_lists(result.source, result.itls_span, "itls")
         # Name the odd one out beside one of the majority.
         common = max(lengths.values(), key=list(lengths.values()).count)
         odd = next(key for key, n in lengths.items() if n != common)

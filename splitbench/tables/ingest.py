@@ -44,7 +44,7 @@ def ingest_cell(
         facts["source_sha256"] = source.sha256()
         merged = facts | {key: value for key, value in cell.items() if value is not None}
         requests = requests_of(result) if result.detailed else Requests(np.ones(0, np.bool_))
-        return write_cell(requests, lambda: _counted_itls(result), merged, destination)
+        return write_cell(requests, lambda: _counted_itls(result, len(requests.ok)), merged, destination)
 
 
 def _check_identity(cell: Mapping[str, Any], raw: Path) -> None:
@@ -84,13 +84,14 @@ def _reject_other_load(result: Result, cell: Mapping[str, Any], raw: Path) -> No
         )
 
 
-def _counted_itls(result: Result) -> Iterator[tuple[Floats, Ints]]:
+def _counted_itls(result: Result, requests: int) -> Iterator[tuple[Floats, Ints]]:
     seen = 0
     for values, lengths in result.itls():
         seen += len(lengths)
-        yield values, lengths
-    if result.itls_span is not None and seen != result.requests and result.requests:
-        raise ragged(result.source, "itls", seen, "the other arrays", result.requests)
+        if seen <= requests:
+            yield values, lengths
+    if result.itls_span is not None and seen != requests:
+        raise ragged(result.source, "itls", seen, "the other arrays", requests)
 
 
 def requests_of(result: Result) -> Requests:
@@ -98,7 +99,7 @@ def requests_of(result: Result) -> Requests:
     arrays = result.arrays
     count = result.requests
     if not count and result.itls_span is not None:
-        count = numbers.count_lists(result.source, result.itls_span)
+        count = numbers.count_lists(result.source, result.itls_span, "itls")
     ok = result.ok() if result.requests else np.ones(count, np.bool_)
     ttft = arrays.get("ttfts")
     # 0.0 is how the client writes "no first token came".

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from splitbench.errors import UserError
 from splitbench.tables.scan import Source, Span, decode, skip_space
 
 try:  # flat buffers without a Python object per number; no wheel for every Python, hence the other way
@@ -92,8 +93,21 @@ def number_lists(
         at = skip_space(source, at + 1)
 
 
-def count_lists(source: Source, span: Span) -> int:
-    """How many lists a list of number lists holds, by its brackets."""
+def _no_lists(source: Source, span: Span, key: str) -> UserError:
+    found = kind_of(decode(source, span))
+    return source.error(f"{key}: a list of lists of numbers is expected, found {found}")
+
+
+def count_lists(source: Source, span: Span, key: str) -> int:
+    """How many lists a list of number lists holds, by its brackets.
+
+    Raises:
+        UserError: it is no list.
+    """
+    if source.data[span[0] : span[0] + 1] != b"[":
+        raise source.error(
+            f"{key}: a list of lists of numbers is expected, found {kind_of(decode(source, span))}"
+        )
     pieces = range(span[0], span[1], CHUNK_BYTES)
     return sum(source.data[at : min(at + CHUNK_BYTES, span[1])].count(b"]") for at in pieces) - 1
 
@@ -120,7 +134,7 @@ class _Lists:
         try:
             document = parser.parse(raw)
             lists = list(document)
-            if not all(isinstance(item, simdjson.Array) for item in lists):
+            if raw.count(b"[") != len(lists) + 1:  # numbers among the lists, or lists in them
                 return None
             lengths = np.fromiter(map(len, lists), np.int64, len(lists))
             values = (
