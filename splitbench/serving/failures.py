@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an engine did not start or did not live, in words that help: the end of its log and the known causes."""
+"""Why an engine did not start or did not live, in words that help: its log's end and the known causes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class KnownCause:
 KNOWN_CAUSES: tuple[KnownCause, ...] = (
     KnownCause(
         r"operator torchvision::\w+ does not exist",
-        "torchvision does not fit this torch: remove torchvision, torchaudio and torchcodec from the serving environment",
+        "torchvision does not fit this torch: remove torchvision, torchaudio and torchcodec from the "
+        "serving environment",
     ),
     KnownCause(r"No module named 'vllm'", "make the serving environment, or name its interpreter"),
     KnownCause(
@@ -73,15 +74,16 @@ KNOWN_CAUSES: tuple[KnownCause, ...] = (
         "LMCache's in-process connector does not run on CPU: use connector nixl or lmcache-mp",
     ),
     KnownCause(
-        r"transports? .*(cuda_ipc|cuda_copy).* (not available|are not available)|NIXL_ERR_BACKEND|no usable transports",
-        "NIXL found no transport for this memory: check UCX_TLS, and that UCX's CUDA modules are installed whole",
+        r"transports? .*(cuda_ipc|cuda_copy).* not available|NIXL_ERR_BACKEND|no usable transports",
+        "NIXL found no transport for this memory: check UCX_TLS, and that UCX's CUDA modules are there",
     ),
     KnownCause(
         r"Free memory on device .* is less than desired|less than desired GPU memory utilization",
         "somebody else holds memory of the device: free it, or lower the engine's memory share",
     ),
     KnownCause(
-        r"No available memory for the cache blocks|larger than the (available|maximum number of tokens).*KV cache"
+        r"No available memory for the cache blocks"
+        r"|larger than the (available|maximum number of tokens).*KV cache"
         r"|KV cache is needed, which is larger",
         "raise the engine's memory share (on CPU: VLLM_CPU_KVCACHE_SPACE), or lower --max-model-len",
     ),
@@ -116,7 +118,7 @@ KNOWN_CAUSES: tuple[KnownCause, ...] = (
 
 
 def log_tail(path: Path, lines: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log of any size, long lines cut; progress bars that were redrawn count as one line."""
+    """The last lines of a log of any size, long ones cut; a progress bar that was redrawn counts as one."""
     try:
         with path.open("rb") as handle:
             size = handle.seek(0, os.SEEK_END)

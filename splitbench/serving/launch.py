@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting a child that can't outlive its supervisor unnoticed, in an environment that only the plan decides."""
+"""Starting a child that can't outlive its supervisor unnoticed, in an environment that the plan decides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _KEPT = frozenset({"VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_NO_USAGE_STATS",
 def child_environment(
     inherited: Mapping[str, str], planned: Mapping[str, str], argv: Sequence[str], marks: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a child: what was inherited, less what steers engines, then the plan's, then our marks.
+    """A child's environment: what was inherited, less what steers engines, then the plan's, then our marks.
 
     The folder of the child's interpreter comes first in PATH, so that compilers and tools of its own
     environment are found as if that had been activated.
@@ -64,7 +64,7 @@ def child_environment(
 
 
 def dropped(inherited: Mapping[str, str]) -> list[str]:
-    """Names of engine settings in the caller's environment that engines will not see, for a word to the user."""
+    """Engine settings in the caller's environment that engines will not see, for a word to the user."""
     engines = ("VLLM_", "LMCACHE_", "UCX_", "NIXL_")
     return sorted(name for name in inherited if name.startswith(engines) and name not in _KEPT)
 
@@ -86,6 +86,11 @@ class Child:
     started_s: float
     popen: subprocess.Popen[bytes] = field(repr=False)
     status: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.name if self.name == self.kind else f"{self.kind} {self.name}"
 
     @property
     def pid(self) -> int:

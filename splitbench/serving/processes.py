@@ -76,7 +76,7 @@ def descendants(root: int, table: dict[int, Stat]) -> list[Stat]:
 
 
 def environment(pid: int) -> dict[str, str] | None:
-    """The environment a process was started with; None when it may not be read, empty when it was overwritten."""
+    """The environment a process began with; None when it may not be read, empty when it was overwritten."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -192,7 +192,7 @@ def _own(pid: int) -> bool:
 
 
 def related(roots: Iterable[ProcessId]) -> list[ProcessId]:
-    """What is left of recorded processes: themselves, what descends from them, and the rest of their OS sessions.
+    """What is left of recorded processes: themselves, their descendants, and the rest of their OS sessions.
 
     Every root was started as the leader of an OS session. A member of that session whose environment can be
     read and lacks the mark was not started by us (the number was given again); one that has overwritten its

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Answer:
 
     status: int
     text: str
+    refused: bool = False  # nobody listens
 
     def json(self) -> Any:
         """The body as JSON; None when it is not."""
@@ -47,6 +49,8 @@ async def ask(
             )
     except TimeoutError:
         return Answer(0, f"no answer within {limit_s:g} s")
+    except ConnectionRefusedError as error:
+        return Answer(0, str(error), refused=True)
     except (OSError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
         return Answer(0, str(error) or type(error).__name__)
 
@@ -118,7 +122,7 @@ _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<
 
 
 def transferred_tokens(metrics: str) -> float | None:
-    """Prompt tokens that came to this engine from another one, by its own /metrics; None when it doesn't say."""
+    """Prompt tokens that came to an engine from another one, by its /metrics; None when it doesn't say."""
     by_source: float | None = None
     hits: float | None = None
     for sample in _SAMPLE.finditer(metrics):
@@ -141,9 +145,13 @@ async def accepts(socket: Path) -> bool:
 
 
 async def until(
-    condition: Callable[[], Any], limit_s: float, waiting: Callable[[float], None], *, every_s: float = 15.0
-) -> Any:
-    """Await `condition()` again and again until its result is not None; report the wait every so often.
+    condition: Callable[[], Awaitable[bool]],
+    limit_s: float,
+    waiting: Callable[[float], None],
+    *,
+    every_s: float = 15.0,
+) -> None:
+    """Await `condition()` again and again until it holds; report the wait every `every_s`.
 
     Polls fast at first, for engines that start in no time, and calmly later.
 
@@ -151,12 +159,8 @@ async def until(
         TimeoutError: `limit_s` passed.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    reported = begun
-    while True:
-        result = await condition()
-        if result is not None:
-            return result
+    begun = reported = loop.time()
+    while not await condition():
         now = loop.time()
         if now - begun > limit_s:
             raise TimeoutError
@@ -168,8 +172,6 @@ async def until(
 
 def pairs_to_probe(kind: str, roles: Iterable[str]) -> int:
     """How many completions touch every engine, and in PD (under round-robin) every pair that will be used."""
-    import math
-
     counts = list(roles)
     if kind == "pd":
         return math.lcm(max(1, counts.count("prefill")), max(1, counts.count("decode")))

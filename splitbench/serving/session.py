@@ -13,43 +13,27 @@ then the wanted one started.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import re
 import secrets
-import select
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import splitbench
-from splitbench.errors import UserError
 from splitbench.files import digest, write_json
-from splitbench.serving import gpu_memory, ports
+from splitbench.serving.ending import clean_leftovers, greeted, status, stop, supervisor_lives, wait_for_link
 from splitbench.serving.failures import SessionError, log_tail
 from splitbench.serving.launch import dropped
+from splitbench.serving.link import Link
 from splitbench.serving.plan import Plan, fill, filled
-from splitbench.serving.processes import ProcessId, end_processes, marked, related
-from splitbench.serving.state import (
-    Owner,
-    lock_holder,
-    poisoned,
-    read_record,
-    session_record,
-    state_folder,
-    supervisor_lock,
-    supervisor_socket,
-)
-from splitbench.serving.supervisor import EXIT_LOCKED, take_node
+from splitbench.serving.state import Owner, node_lock, poisoned, read_record, state_folder
+from splitbench.serving.supervisor import EXIT_LOCKED
 
 __all__ = [
     "ClientPlan",
@@ -59,16 +43,13 @@ __all__ = [
     "SessionError",
     "SessionRequest",
     "acquire",
+    "node_lock",
     "state_folder",
     "status",
     "stop",
 ]
 
 IDLE_LIMIT_S = 300.0
-
-# A supervisor answers in milliseconds; this is for a machine that is brought to its knees by what it runs.
-_HELLO_LIMIT_S = 30.0
-_LEFTOVER_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ class Places:
     model: str
 
     def values(self) -> dict[str, str]:
-        """The placeholders' values; a relative path is made absolute, since engines have a working folder of theirs.
+        """The placeholders' values; relative paths are made absolute, since engines have their own working folder.
 
         Symbolic links are kept: an environment's interpreter is one, and works only under its own name.
         """
@@ -171,7 +152,7 @@ class Server:
 class Session:
     """A layout that is up, leased to the caller until `close`."""
 
-    def __init__(self, record: dict[str, Any], link: _Link, *, reused: bool) -> None:
+    def __init__(self, record: dict[str, Any], link: Link, *, reused: bool) -> None:
         self._link = link
         self._lost: str | None = None
         self._monotonic = float(record["started_monotonic"])
@@ -225,91 +206,6 @@ class Session:
         self.close()
 
 
-class _Link:
-    """JSON lines to and from a supervisor."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = b""
-        self.closed = False
-
-    @classmethod
-    def open(cls, state: Path) -> _Link | None:
-        """Connect to the supervisor of a state folder; None when none listens."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(supervisor_socket(state)))
-        except OSError:
-            connection.close()
-            return None
-        return cls(connection)
-
-    def send(self, **content: Any) -> None:
-        """Send one message; a supervisor that has gone shows when its answer is read."""
-        with suppress(OSError):
-            self._connection.sendall(json.dumps(content).encode() + b"\n")
-
-    def _take(self) -> list[dict[str, Any]]:
-        *lines, self._buffer = self._buffer.split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def pending(self) -> list[dict[str, Any]]:
-        """Messages that are there now."""
-        while not self.closed:
-            try:
-                data = self._connection.recv(65536, socket.MSG_DONTWAIT)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                data = b""
-            self.closed = not data
-            self._buffer += data
-        return self._take()
-
-    def messages(self, limit_s: float | None) -> list[dict[str, Any]]:
-        """Messages as soon as there are any; empty when the time is over or the supervisor has gone."""
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        while True:
-            found = self.pending()
-            if found or self.closed:
-                return found
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return []
-            select.select([self._connection], [], [], left)
-
-    def close(self) -> None:
-        """Hang up."""
-        self.closed = True
-        self._connection.close()
-
-
-def _supervisor_lives(state: Path) -> bool:
-    handle = take_node(state)
-    if handle is None:
-        return True
-    os.close(handle)
-    return False
-
-
-def _wait_for_link(state: Path, progress: Callable[[str], None]) -> bool:
-    """Nobody listens: wait until the supervisor does, or has gone.
-
-    Returns:
-        False when there is no supervisor; True when it is worth connecting again.
-    """
-    deadline = time.monotonic() + _HELLO_LIMIT_S
-    while _supervisor_lives(state):
-        if time.monotonic() > deadline:  # its socket was deleted, or it is stuck at its very start or end
-            _kill_supervisor(state, progress)
-            return True
-        time.sleep(0.02)
-        if (link := _Link.open(state)) is not None:
-            link.close()
-            return True
-    return False
-
-
 # -- acquire -------------------------------------------------------------------------------------------------
 def acquire(
     request: SessionRequest, progress: Callable[[str], None], *, state: Path | None = None
@@ -323,8 +219,7 @@ def acquire(
         state: the state folder; None: `state_folder()`.
 
     Raises:
-        SessionError: it did not start: which process, why, the end of its log, and what to try. The same
-        error
+        SessionError: it did not start: which process, why, the end of its log, and what to try. The same error
             comes at once when this plan has failed for this owner before.
     """
     state = state_folder() if state is None else state
@@ -332,16 +227,16 @@ def acquire(
     if known is not None:
         raise SessionError.from_record(known, note=" (not tried again in this run)")
     while True:
-        link = _Link.open(state)
+        link = Link.open(state)
         if link is None:
-            if _wait_for_link(state, progress):
+            if wait_for_link(state, progress):
                 continue
             clean_leftovers(state, progress)
             started = _start(request, state, progress)
             if started is None:
                 continue
             return started
-        record = _hello(link, state, progress)
+        record = greeted(link, state, progress)
         if record is None:
             continue
         if record["identity"] == request.identity and record["phase"] in ("starting", "ready"):
@@ -355,40 +250,8 @@ def acquire(
         stop(state, progress=progress, reason=f"{request.label} is wanted")
 
 
-def _hello(link: _Link, state: Path, progress: Callable[[str], None]) -> dict[str, Any] | None:
-    """The record of the session that is up; None when the supervisor went away, or was stuck and was ended."""
-    deadline = time.monotonic() + _HELLO_LIMIT_S
-    while time.monotonic() < deadline:
-        for message in link.messages(deadline - time.monotonic()):
-            if message["event"] == "hello":
-                return dict(message["record"])
-        if link.closed:
-            return None
-    link.close()
-    _kill_supervisor(state, progress)
-    return None
-
-
-def _kill_supervisor(state: Path, progress: Callable[[str], None]) -> None:
-    """End a supervisor that does not answer (stopped, or worse); what it leaves is cleaned like after a crash."""
-    record = read_record(session_record(state))
-    if record is None:
-        raise UserError(
-            "the supervisor does not answer and has left no record",
-            where=str(state),
-            mend=f"end the process that holds {supervisor_lock(state)}",
-        )
-    process = ProcessId.parse(record["supervisor"])
-    progress(f"the supervisor (pid {process.pid}) does not answer: killing it")
-    process.signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10.0
-    while process.alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    clean_leftovers(state, progress)
-
-
 def _await_ready(
-    link: _Link,
+    link: Link,
     state: Path,
     request: SessionRequest,
     progress: Callable[[str], None],
@@ -480,7 +343,7 @@ def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]
         ).returncode
     if code == EXIT_LOCKED:
         return None
-    link = _Link.open(state) if code == 0 else None
+    link = Link.open(state) if code == 0 else None
     if link is None and code != 0:
         raise SessionError(
             f"the supervisor did not start (exit code {code})",
@@ -498,7 +361,7 @@ def _failed_before_contact(
     request: SessionRequest, state: Path, folder: Path, progress: Callable[[str], None]
 ) -> Session:
     """A supervisor that ended so soon that nobody was connected: say what its record says."""
-    while _supervisor_lives(state):
+    while supervisor_lives(state):
         time.sleep(0.02)
     clean_leftovers(state, progress)
     known = poisoned(state, request.owner, request.poison_key)
@@ -514,147 +377,3 @@ def _failed_before_contact(
 
 def _fill_client(text: str, values: dict[str, str], client_socket: Path) -> str:
     return fill(text.replace("{client_socket}", str(client_socket)), values)
-
-
-# -- stop ----------------------------------------------------------------------------------------------------
-def stop(
-    state: Path | None = None,
-    *,
-    owner: Owner | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-    reason: str = "told to stop",
-) -> bool:
-    """End the session that is up, and wait until its processes are gone and its ports free.
-
-    Cleans up as well after a supervisor that was itself killed.
-
-    Args:
-        owner: end only a session of this owner (what a workflow does at its end: somebody else's may be up);
-            None: whosever it is.
-
-    Returns:
-        True when something was ended.
-
-    Raises:
-        UserError: something can't be ended.
-    """
-    state = state_folder() if state is None else state
-    ended = False
-    while True:
-        link = _Link.open(state)
-        if link is None:
-            if _wait_for_link(state, progress):
-                continue
-            return clean_leftovers(state, progress) > 0 or ended
-        record = _hello(link, state, progress)
-        if record is None:
-            ended = True
-            continue
-        if owner is not None and record["owner"] != str(owner):
-            link.close()
-            return ended
-        ended = True
-        link.send(op="stop", reason=reason)
-        _await_end(link, state, record, progress)
-
-
-def _await_end(link: _Link, state: Path, record: dict[str, Any], progress: Callable[[str], None]) -> None:
-    """Follow a session to its end; a supervisor that does not come to it is killed."""
-    # Grace, the firm end, the ports, the memory: the sum of the supervisor's own limits.
-    deadline = time.monotonic() + float(record["grace_s"]) + 150.0
-    while not link.closed and time.monotonic() < deadline:
-        for message in link.messages(deadline - time.monotonic()):
-            if message["event"] == "progress":
-                progress(message["text"])
-            elif message["event"] == "ended":
-                left = message["record"]["stop"].get("left")
-                if left:
-                    raise UserError(
-                        f"processes can't be ended: {', '.join(left)}",
-                        where=record["label"],
-                        mend="look at them with ps; one in state D waits for a device",
-                    )
-    finished = link.closed
-    link.close()
-    while _supervisor_lives(state):
-        if not finished and time.monotonic() >= deadline:
-            _kill_supervisor(state, progress)
-            return
-        time.sleep(0.01)
-
-
-def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
-    """End what a killed supervisor left behind: found by recorded pids and start times, and by the mark.
-
-    Returns:
-        The number of processes that were found. 0 as well when a supervisor is alive: then nothing is left
-        over.
-
-    Raises:
-        UserError: some can't be ended.
-    """
-    handle = take_node(state, patience_s=1.0)
-    if handle is None:
-        return 0
-    try:
-        record = read_record(session_record(state)) or {}
-        roots = [ProcessId.parse(each["process"]) for each in record.get("processes", [])]
-        me = os.getpid()
-
-        def found() -> list[ProcessId]:
-            both = {process.pid: process for process in (*marked(str(state)), *related(roots))}
-            both.pop(me, None)
-            return list(both.values())
-
-        left = found()
-        if left:
-            progress(f"ending {len(left)} processes that a killed supervisor left behind")
-            leaders = [process for process in roots if process in left]
-            ending = asyncio.run(end_processes(leaders, found, _LEFTOVER_GRACE_S))
-            if ending.left:
-                raise UserError(
-                    f"processes can't be ended: {', '.join(map(str, ending.left))}",
-                    where=str(record.get("label", state)),
-                    mend="look at them with ps; one in state D waits for a device",
-                )
-        if record and record.get("phase") != "ended":
-            _wait_for_ports(record["ports"])
-            _wait_for_memory(record, progress)
-            record |= {"phase": "ended", "reason": record.get("reason") or "its supervisor was killed"}
-            write_json(session_record(state), record)
-            with suppress(OSError):
-                write_json(Path(record["folder"]) / "session.json", record)
-        for path in (*state.glob("client-*.sock"), supervisor_socket(state)):
-            path.unlink(missing_ok=True)
-        return len(left)
-    finally:
-        os.close(handle)
-
-
-def _wait_for_ports(held: list[int], limit_s: float = 15.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while ports.busy(held) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _wait_for_memory(record: dict[str, Any], progress: Callable[[str], None]) -> None:
-    before = {int(index): int(mib) for index, mib in record["memory_before_mib"].items()}
-    for index, mib in asyncio.run(gpu_memory.wait_until_back(before)).items():
-        progress(f"GPU {index} still has {mib} MiB more in use than before the session")
-
-
-# -- status --------------------------------------------------------------------------------------------------
-def status(state: Path | None = None) -> dict[str, Any]:
-    """What is up on this node: `supervisor` (alive or not), `session` (its record or None), `measuring` (who)."""
-    state = state_folder() if state is None else state
-    record = read_record(session_record(state))
-    alive = _supervisor_lives(state)
-    if record is not None:
-        for each in record["processes"]:
-            each["alive"] = ProcessId.parse(each["process"]).alive()
-    return {
-        "state": str(state),
-        "supervisor": alive,
-        "session": record,
-        "measuring": lock_holder(state) if (state / "node.json").exists() else None,
-    }

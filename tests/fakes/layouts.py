@@ -70,7 +70,9 @@ def aggregated(
         kind="aggregated",
         budget=Budget(kind="cores", count=1),
         served_model="stub",
-        engines=(engine("engine0", "aggregated", port, behaviour=behaviour, startup_limit_s=startup_limit_s),),
+        engines=(
+            engine("engine0", "aggregated", port, behaviour=behaviour, startup_limit_s=startup_limit_s),
+        ),
         shutdown_grace_s=grace_s,
     )
 

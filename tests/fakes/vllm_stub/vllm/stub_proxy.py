@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
-async def forward(url: str, method: str, path: str, body: bytes, answer: asyncio.StreamWriter | None) -> bytes:
+async def forward(
+    url: str, method: str, path: str, body: bytes, answer: asyncio.StreamWriter | None
+) -> bytes:
     """One request to an engine; its raw reply goes to `answer` as it comes, or is returned."""
     at = urlsplit(url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
@@ -113,7 +115,9 @@ def main() -> int:
     parser.add_argument("--servers", type=urls, default=[])
     parser.add_argument("--prefill", type=urls, default=[])
     parser.add_argument("--decode", type=urls, default=[])
-    parser.add_argument("--forget-transfer", action="store_true", help="lose the prefiller's answer: KV never moves")
+    parser.add_argument(
+        "--forget-transfer", action="store_true", help="lose the prefiller's answer: KV never moves"
+    )
     asyncio.run(serve(parser.parse_args()))
     return 0
 

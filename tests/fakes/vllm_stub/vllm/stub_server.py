@@ -105,7 +105,9 @@ class Server:
         writer.close()
 
     @staticmethod
-    def reply(writer: asyncio.StreamWriter, status: int, payload: Any, kind: str = "application/json") -> None:
+    def reply(
+        writer: asyncio.StreamWriter, status: int, payload: Any, kind: str = "application/json"
+    ) -> None:
         """A complete answer."""
         body = payload.encode() if isinstance(payload, str) else json.dumps(payload).encode()
         head = (
@@ -153,7 +155,9 @@ class Server:
         else:
             self.reply(writer, 404, {"detail": "Not Found"})
 
-    async def complete(self, headers: dict[str, str], ask: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def complete(
+        self, headers: dict[str, str], ask: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
         """POST /v1/completions, streaming or not."""
         if ask.get("model") not in (None, *self.names):
             raise BadRequest(f"The model `{ask.get('model')}` does not exist.")
@@ -173,12 +177,19 @@ class Server:
             return
         request = Request(prompt, max(1, int(ask.get("max_tokens") or 16)), ask.get("kv_transfer_params"))
         identity = "cmpl-" + (headers.get("x-request-id") or uuid.uuid4().hex)
-        frame = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": self.names[0]}
+        frame = {
+            "id": identity,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.names[0],
+        }
         if not ask.get("stream"):
             words = [word async for word in self.engine.generate(request)]
             whole = {
                 **frame,
-                "choices": [{"index": 0, "text": "".join(words), "logprobs": None, "finish_reason": "length"}],
+                "choices": [
+                    {"index": 0, "text": "".join(words), "logprobs": None, "finish_reason": "length"}
+                ],
                 "usage": self.usage(request),
                 "kv_transfer_params": request.reply_transfer,
             }

@@ -83,7 +83,11 @@ def make_prompts(options: argparse.Namespace) -> list[tuple[str, int, int]]:
 
     prompts = []
     for _ in range(options.num_prompts):
-        words, made, first = around(options.random_input_len), around(options.random_output_len), source.random()
+        words, made, first = (
+            around(options.random_input_len),
+            around(options.random_output_len),
+            source.random(),
+        )
         offset = int(first * 1e9)
         prefix = [f"p{i}" for i in range(options.random_prefix_len)]
         text = " ".join([*prefix, *(f"w{(offset + i) % 1_000_003}" for i in range(words))])
@@ -191,7 +195,9 @@ async def one_request(
         return Outcome(input_len=input_len, start=outcome.start, error=traceback.format_exc())
 
 
-def summary(options: argparse.Namespace, outcomes: list[Outcome], duration: float, name: str) -> dict[str, Any]:
+def summary(
+    options: argparse.Namespace, outcomes: list[Outcome], duration: float, name: str
+) -> dict[str, Any]:
     """The result file's content."""
     good = [o for o in outcomes if not o.error]
     made, read = sum(o.output_len for o in good), sum(o.input_len for o in good)
@@ -238,7 +244,8 @@ def summary(options: argparse.Namespace, outcomes: list[Outcome], duration: floa
         }
     result |= {
         "max_output_tokens_per_s": made / seconds,
-        "max_concurrent_requests": min(options.num_prompts, options.max_concurrency or options.num_prompts) + 2,
+        "max_concurrent_requests": min(options.num_prompts, options.max_concurrency or options.num_prompts)
+        + 2,
         "rtfx": 0.0,
     }
     values = {
@@ -282,7 +289,9 @@ async def main_async(args: argparse.Namespace) -> dict[str, Any]:
         deadline = time.monotonic() + args.ready_check_timeout_sec
         while (await one_request(Connection(host, port), args, name, prompts[0], 0)).error:
             if time.monotonic() > deadline:
-                raise ValueError("Initial test run failed - Please make sure benchmark arguments are correct.")
+                raise ValueError(
+                    "Initial test run failed - Please make sure benchmark arguments are correct."
+                )
             await asyncio.sleep(0.2)
     for number in range(args.num_warmups):
         await one_request(Connection(host, port), args, name, prompts[0], number)
@@ -318,7 +327,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     result = asyncio.run(main_async(args))
     sys.stdout.write(f"Successful requests: {result['completed']}\nFailed requests: {result['failed']}\n")
     if args.save_result:
-        name = args.result_filename or f"{args.label or args.backend}-{args.request_rate}qps-{result['date']}.json"
+        name = (
+            args.result_filename
+            or f"{args.label or args.backend}-{args.request_rate}qps-{result['date']}.json"
+        )
         path = Path(args.result_dir or ".") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result))
