@@ -257,17 +257,24 @@ class _Client:
         )
         if self.session.client_socket is None:
             raise UserError("the session has no client", mend="report this as a bug")
-        ended = run_warm(self.session.client_socket, argv, self.log, self.lost)
+        try:
+            ended = run_warm(self.session.client_socket, argv, self.log, self.lost)
+        except UserError as error:
+            # The client goes with its session; why that ended says more.
+            raise self._stopped(self.lost() or str(error)) from None
         if ended.stopped is not None:
-            raise UserError(
-                f"the cell was stopped: {ended.stopped}", mend="see the engines' logs, then run again"
-            )
+            raise self._stopped(ended.stopped)
         if ended.exit_code != 0:
+            how = f"signal {ended.signal}" if ended.signal else f"exit code {ended.exit_code}"
             raise UserError(
-                f"the client ended with {ended.describe()}; its last lines: {_tail(self.log)}",
-                where=str(self.log),
+                f"the client ended with {how}; its last lines: {_tail(self.log)}", where=str(self.log)
             )
         return argv, ended
+
+    def _stopped(self, why: str) -> UserError:
+        return UserError(
+            f"the cell was stopped: {why}", where=self.cell.cell_id, mend="see the engines' logs"
+        )
 
 
 def _tail(log: Path, lines: int = 4) -> str:

@@ -55,13 +55,12 @@ def _stack(flow: Workflow, serving: Mapping[str, Any]) -> dict[str, str]:
 
 def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
     cpu, system = machine["cpu"], machine["system"]
-    shown = {
+    return {
         "system": f"{system['os']}, kernel {system['kernel']}, {system['architecture']}",
         "processor": f"{cpu['model']}, {len(cpu['cores_usable'])} cores usable",
         "memory": f"{machine['memory']['total_bytes'] / 2**30:.1f} GiB",
         "GPUs": ", ".join(f"{gpu['index']}: {gpu['name']}" for gpu in machine["gpus"]) or "none",
     }
-    return shown
 
 
 def _rerun(flow: Workflow, config_argument: str) -> list[tuple[str, str]]:
