@@ -21,6 +21,7 @@ from splitbench.files import write_json
 from splitbench.serving import gpu_memory, ports
 from splitbench.serving.link import Link
 from splitbench.serving.processes import ProcessId, end_processes, marked, related
+from splitbench.serving.session_processes import PORTS_FREE_LIMIT_S
 from splitbench.serving.state import (
     Owner,
     lock_holder,
@@ -79,19 +80,25 @@ def greeted(link: Link, state: Path, progress: Callable[[str], None]) -> dict[st
 
 
 def kill_supervisor(state: Path, progress: Callable[[str], None]) -> None:
-    """End a supervisor that does not answer (stopped, or worse), and what it leaves, as after a crash."""
-    record = read_record(session_record(state))
-    if record is None:
-        raise UserError(
-            "the supervisor does not answer and has left no record",
-            where=str(state),
-            mend=f"end the process that holds {supervisor_lock(state)}",
-        )
-    process = ProcessId.parse(record["supervisor"])
+    """End a supervisor that does not answer (stopped, or worse), and what it leaves, as after a crash.
+
+    Raises:
+        UserError: it does not go.
+    """
+    try:
+        process = ProcessId.parse(supervisor_lock(state).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return  # it has not come so far as to sign, or has gone
     progress(f"the supervisor (pid {process.pid}) does not answer: killing it")
     process.signal(signal.SIGKILL)
     deadline = time.monotonic() + 10.0
-    while process.alive() and time.monotonic() < deadline:
+    while process.alive():
+        if time.monotonic() > deadline:
+            raise UserError(
+                "the supervisor can't be killed",
+                where=str(state),
+                mend=f"look at pid {process.pid} with ps",
+            )
         time.sleep(0.02)
     clean_leftovers(state, progress)
 
@@ -153,21 +160,18 @@ def _await_end(link: Link, state: Path, record: dict[str, Any], progress: Callab
                         where=record["label"],
                         mend="look at them with ps; one in state D waits for a device",
                     )
-    finished = link.closed
+    stuck = not link.closed
     link.close()
-    while supervisor_lives(state):
-        if not finished and time.monotonic() >= deadline:
-            kill_supervisor(state, progress)
-            return
-        time.sleep(0.01)
+    if stuck:
+        kill_supervisor(state, progress)
 
 
 def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
     """End what a killed supervisor left behind: found by recorded pids and start times, and by the mark.
 
     Returns:
-        The number of processes that were found. 0 as well when a supervisor is alive: then nothing is left
-        over.
+        The number of processes that were found; 0 as well when a supervisor is alive, since then none is
+        left over.
 
     Raises:
         UserError: some can't be ended.
@@ -189,7 +193,8 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
         if left:
             progress(f"ending {len(left)} processes that a killed supervisor left behind")
             leaders = [process for process in roots if process in left]
-            ending = asyncio.run(end_processes(leaders, found, LEFTOVER_GRACE_S))
+            grace_s = min(LEFTOVER_GRACE_S, float(record.get("grace_s", LEFTOVER_GRACE_S)))
+            ending = asyncio.run(end_processes(leaders, found, grace_s))
             if ending.left:
                 raise UserError(
                     f"processes can't be ended: {', '.join(map(str, ending.left))}",
@@ -210,8 +215,8 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
         os.close(handle)
 
 
-def _wait_for_ports(held: list[int], limit_s: float = 15.0) -> None:
-    deadline = time.monotonic() + limit_s
+def _wait_for_ports(held: list[int]) -> None:
+    deadline = time.monotonic() + PORTS_FREE_LIMIT_S
     while ports.busy(held) and time.monotonic() < deadline:
         time.sleep(0.05)
 

@@ -36,7 +36,7 @@ def used_mib(devices: Iterable[int]) -> dict[int, int]:
 
 
 async def wait_until_back(before: Mapping[int, int], limit_s: float = 60.0) -> dict[int, int]:
-    """Wait until every device uses no more than `before` (plus slack); return what is held beyond it (MiB)."""
+    """Wait until no device uses more than `before` (plus slack); return what is held beyond it (MiB)."""
     if not before:
         return {}
     loop = asyncio.get_running_loop()

@@ -26,8 +26,10 @@ class Link:
     def open(cls, state: Path) -> Link | None:
         """Connect to the supervisor of a state folder; None when none listens."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(5.0)  # a stuck supervisor's queue of callers may be full
         try:
             connection.connect(str(supervisor_socket(state)))
+            connection.settimeout(None)
         except OSError:
             connection.close()
             return None
@@ -65,7 +67,14 @@ class Link:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return []
-            select.select([self._connection], [], [], left)
+            self.wait(left)
+
+    def wait(self, limit_s: float | None) -> None:
+        """Sleep until something has come, or the limit."""
+        if not self.closed:
+            poll = select.poll()  # select() knows no descriptor above 1023
+            poll.register(self._connection, select.POLLIN)
+            poll.poll(None if limit_s is None else max(0.0, limit_s * 1e3))
 
     def close(self) -> None:
         """Hang up."""

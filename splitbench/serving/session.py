@@ -27,7 +27,7 @@ from typing import Any
 
 import splitbench
 from splitbench.files import digest, write_json
-from splitbench.serving.ending import clean_leftovers, greeted, status, stop, supervisor_lives, wait_for_link
+from splitbench.serving.ending import clean_leftovers, greeted, status, stop, wait_for_link
 from splitbench.serving.failures import SessionError, log_tail
 from splitbench.serving.launch import dropped
 from splitbench.serving.link import Link
@@ -62,7 +62,7 @@ class Places:
     model: str
 
     def values(self) -> dict[str, str]:
-        """The placeholders' values; relative paths are made absolute, since engines have their own working folder.
+        """Values of the placeholders; relative paths made absolute: engines have a working folder of theirs.
 
         Symbolic links are kept: an environment's interpreter is one, and works only under its own name.
         """
@@ -155,6 +155,7 @@ class Session:
     def __init__(self, record: dict[str, Any], link: Link, *, reused: bool) -> None:
         self._link = link
         self._lost: str | None = None
+        self._well = False
         self._monotonic = float(record["started_monotonic"])
         servers = [
             Server(
@@ -189,8 +190,28 @@ class Session:
             for message in self._link.pending():
                 if message["event"] in ("lost", "ended"):
                     self._lost = self._lost or str(message["reason"])
+                self._well = self._well or message["event"] == "well"
             if self._lost is None and self._link.closed:
                 self._lost = "its supervisor has gone"
+        return self._lost
+
+    def confirm(self, limit_s: float = 60.0) -> str | None:
+        """Have every server of the session asked once more: None when all are well, else why not.
+
+        What `lost` says may be some milliseconds behind; after a measurement this makes sure that nothing had
+        died when it ended.
+        """
+        if self.lost() is None:
+            self._link.send(op="check")
+        deadline = time.monotonic() + limit_s
+        while self.lost() is None:
+            if self._well:
+                self._well = False
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return f"its supervisor did not answer within {limit_s:g} s"
+            self._link.wait(left)
         return self._lost
 
     def close(self) -> None:
@@ -219,7 +240,7 @@ def acquire(
         state: the state folder; None: `state_folder()`.
 
     Raises:
-        SessionError: it did not start: which process, why, the end of its log, and what to try. The same error
+        SessionError: it did not start: which process, why, the end of its log, what to try. The same error
             comes at once when this plan has failed for this owner before.
     """
     state = state_folder() if state is None else state
@@ -267,6 +288,7 @@ def _await_ready(
         SessionError: it did not start.
     """
     why = "its supervisor has gone"
+    failure: SessionError | None = None
     while not link.closed:
         for message in link.messages(None):
             event = message["event"]
@@ -275,14 +297,15 @@ def _await_ready(
             elif event == "ready":
                 return Session(message["record"], link, reused=reused)
             elif event == "failed":
-                link.close()
-                raise SessionError.from_record(message["failure"])
+                failure = SessionError.from_record(message["failure"])
             elif event in ("lost", "ended"):
                 why = str(message["reason"])
-                if reused:
-                    progress(f"the session that was up is lost: {why}")
     link.close()
+    wait_for_link(state, progress)  # its last breath
+    if failure is not None:
+        raise failure
     if reused:
+        progress(f"the session that was up is lost: {why}")
         return None
     clean_leftovers(state, progress)
     raise SessionError(
@@ -361,8 +384,7 @@ def _failed_before_contact(
     request: SessionRequest, state: Path, folder: Path, progress: Callable[[str], None]
 ) -> Session:
     """A supervisor that ended so soon that nobody was connected: say what its record says."""
-    while supervisor_lives(state):
-        time.sleep(0.02)
+    wait_for_link(state, progress)
     clean_leftovers(state, progress)
     known = poisoned(state, request.owner, request.poison_key)
     if known is not None:

@@ -26,7 +26,8 @@ from splitbench.serving.processes import (
     marked,
 )
 
-PORTS_FREE_LIMIT_S = 15.0
+# Processes that have gone hold no port: one that is still in use is a stranger's, who may keep it for ever.
+PORTS_FREE_LIMIT_S = 3.0
 
 
 class SessionProcesses:
@@ -274,7 +275,7 @@ class SessionProcesses:
 
     async def moved(self, child: Child, before: float) -> bool:
         """Whether the decoder's count of transferred tokens has risen; metrics may lag an answer a little."""
-        for _ in range(12):
+        for _ in range(8):
             now = await self.transferred(child)
             if now is not None and now > before:
                 return True

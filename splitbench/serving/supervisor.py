@@ -10,7 +10,8 @@ It is run as `python -m splitbench.serving.supervisor REQUEST.json` by `splitben
 writes the request, and talks JSON lines over a Unix socket in the (private) state folder:
 
 =====================  ==================================================================================
-to the supervisor      `{"op": "attach"}` use the session until the connection closes; `{"op": "stop"}`
+to the supervisor      `{"op": "attach"}` use the session until the connection closes; `{"op": "check"}`
+                       say `well` if all servers answer; `{"op": "stop", "reason": ...}` end it
 from the supervisor    `hello` with the record at once; `progress` a line for people; then one of `ready`
                        (with the record), `failed` (did not start, why), `lost` (was up and can't be
                        used any more, why); `ended` when everything is gone
@@ -137,6 +138,8 @@ class Supervisor:
                     self.end(ask["reason"])
                 elif ask["op"] == "attach":
                     await self.attach(writer)
+                elif ask["op"] == "check":
+                    await self.check(writer)
         except (OSError, ValueError, KeyError):
             pass
         finally:
@@ -155,6 +158,17 @@ class Supervisor:
             if sick is None:
                 self.send(writer, "ready", record=self.record())
             else:
+                self.end(sick)
+
+    async def check(self, writer: asyncio.StreamWriter) -> None:
+        """Somebody has used the session and wants to know whether it was well to the end."""
+        self.on_child()
+        if self.phase == "ready" and not self.ending.is_set():
+            sick = await self.processes.sickness()
+            self.on_child()
+            if sick is None and not self.ending.is_set():
+                self.send(writer, "well")
+            elif sick is not None:
                 self.end(sick)
 
     # -- reasons to end ---------------------------------------------------------------------------------
@@ -321,6 +335,12 @@ def take_node(state: Path, patience_s: float = 0.0) -> int | None:
         time.sleep(0.01)
 
 
+def sign(node: int) -> None:
+    """Write into the locked file who holds the lock, for those who have to deal with a stuck holder."""
+    os.ftruncate(node, 0)
+    os.pwrite(node, str(ProcessId.current()).encode(), 0)
+
+
 def listen(state: Path) -> socket.socket:
     """Bind the supervisor's socket; the lock is held, so a socket that is there is a dead supervisor's."""
     path = supervisor_socket(state)
@@ -336,13 +356,16 @@ def main(arguments: list[str]) -> int:
     """Become the supervisor of a session: returns in the caller's child, lives on in the background."""
     request = read_json(Path(arguments[0]))
     state = Path(request["state"])
-    if take_node(state, patience_s=1.0) is None:
+    node = take_node(state, patience_s=1.0)
+    if node is None:
         return EXIT_LOCKED
     listener = listen(state)
+    sign(node)
     if os.fork() > 0:
         # The socket listens already, so that our caller can connect as soon as we return.
         return 0
     os.setsid()
+    sign(node)
     os.chdir("/")
     asyncio.run(Supervisor(request, listener).run())
     return 0

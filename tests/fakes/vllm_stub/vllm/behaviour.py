@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a stubbed engine behaves: its timing, and the ways in which it goes wrong.
 
-Three sources, later ones win: the defaults below, a JSON file (`$VLLM_STUB_FILE`, else `vllm_stub.json` in the
-prefix of the interpreter's environment), and the environment (`VLLM_STUB_STARTUP_S=0.5`). The file may hold
-`{"all": {...}, "7200": {...}}`: what is under a port counts for the engine on that port only.
+Three sources, later ones win: the defaults below, a JSON file (`$VLLM_STUB_FILE`, else `vllm_stub.json` in
+the prefix of the interpreter's environment), and the environment (`VLLM_STUB_STARTUP_S=0.5`). The file may
+hold `{"all": {...}, "7200": {...}}`: what is under a port counts for the engine on that port only.
 """
 
 from __future__ import annotations

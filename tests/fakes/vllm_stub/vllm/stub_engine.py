@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the stub has in place of a model: one loop that prefills and decodes, as slow as it is told to be.
 
-Like a real engine it is one resource: while a prompt is prefilled nobody's next token is made, so the effect that
-disaggregation removes is there to be seen. A token is a word. The answer depends on the whole prompt.
+Like a real engine it is one resource: while a prompt is prefilled nobody's next token is made, so the effect
+that disaggregation removes is there to be seen. A token is a word. The answer depends on the whole prompt.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Engine:
         self.waiting: asyncio.Queue[Request] = asyncio.Queue()
         self.running: list[Request] = []
 
-    # -- the KV store of a prefiller, as a one-line TCP protocol in place of NIXL ------------------------------
+    # -- the KV store of a prefiller, as a one-line TCP protocol in place of NIXL ----------------------------
     async def serve_side_channel(self) -> None:
         """Let decoders pull; the port is bound even when nobody ever does, as in vLLM."""
 
@@ -87,7 +87,7 @@ class Engine:
         except (OSError, KeyError, TypeError, ValueError):
             return 0
 
-    # -- the loop ---------------------------------------------------------------------------------------------
+    # -- the loop --------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Prefill what waits, then one step for all that run, for ever."""
         while True:
@@ -115,7 +115,7 @@ class Engine:
         return f" t{(seed * 31 + request.made * 7919) % 32000}"
 
     def _cached(self, prompt: list[Any]) -> int:
-        """Tokens of the leading full blocks that are cached; the blocks of this prompt are cached from now on."""
+        """Tokens of the leading full blocks that are cached; this prompt's blocks are cached from now on."""
         if not self.prefix_caching:
             return 0
         size, chain, hits, missed = self.behaviour.block_size, 0, 0, False

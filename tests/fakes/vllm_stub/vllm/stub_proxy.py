@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A front door for stubbed engines: just enough of a proxy to bring a layout of several engines up in tests.
 
-`--servers URL,...` spreads requests in turn; `--prefill URL,... --decode URL,...` does NixlConnector's two steps.
+`--servers URL,...` spreads requests in turn; `--prefill URL,... --decode URL,...` does NixlConnector's two
+steps.
 """
 
 from __future__ import annotations
@@ -71,10 +72,8 @@ async def serve(options: argparse.Namespace) -> None:
                 await route(method, target, body, writer)
             except OSError as error:
                 text = json.dumps({"error": str(error)}).encode()
-                writer.write(
-                    f"HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\ncontent-length: {len(text)}\r\n\r\n".encode()
-                    + text
-                )
+                head = f"HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\ncontent-length: {len(text)}\r\n\r\n"
+                writer.write(head.encode() + text)
         writer.close()
 
     async def route(method: str, target: str, body: bytes, writer: asyncio.StreamWriter) -> None:

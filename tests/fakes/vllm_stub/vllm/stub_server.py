@@ -37,7 +37,7 @@ def journal(wanted: Behaviour, event: str, port: int) -> None:
         os.close(descriptor)
 
 
-# -- process tree --------------------------------------------------------------------------------------------------
+# -- process tree --------------------------------------------------------------------------------------------
 def _sleep_forever() -> None:
     while True:
         time.sleep(3600)
@@ -76,8 +76,8 @@ def fork_core(wanted: Behaviour) -> int:
     return child
 
 
-# -- HTTP ----------------------------------------------------------------------------------------------------------
-class BadRequest(Exception):
+# -- HTTP ----------------------------------------------------------------------------------------------------
+class BadRequestError(Exception):
     """Answered with 400 and its text."""
 
 
@@ -149,7 +149,7 @@ class Server:
         elif path == "/v1/completions" and method == "POST":
             try:
                 await self.complete(headers, json.loads(body), writer)
-            except (BadRequest, ValueError) as bad:
+            except (BadRequestError, ValueError) as bad:
                 error = {"message": str(bad), "type": "BadRequestError", "code": 400}
                 self.reply(writer, 400, {"error": error})
         else:
@@ -160,14 +160,14 @@ class Server:
     ) -> None:
         """POST /v1/completions, streaming or not."""
         if ask.get("model") not in (None, *self.names):
-            raise BadRequest(f"The model `{ask.get('model')}` does not exist.")
+            raise BadRequestError(f"The model `{ask.get('model')}` does not exist.")
         prompt = ask.get("prompt")
         if isinstance(prompt, str):
             prompt = prompt.split() or [""]
         if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], list):
-            raise BadRequest("the stub takes one prompt, as text or as token ids")
+            raise BadRequestError("the stub takes one prompt, as text or as token ids")
         if int(ask.get("n") or 1) != 1:
-            raise BadRequest("the stub makes one answer per request")
+            raise BadRequestError("the stub makes one answer per request")
         self.completions += 1
         if 0 <= self.wanted.die_after_requests < self.completions:
             log("EngineCore encountered a fatal error.", "ERROR", "EngineCore")
@@ -230,7 +230,7 @@ class Server:
         writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
-# -- start ---------------------------------------------------------------------------------------------------------
+# -- start ---------------------------------------------------------------------------------------------------
 async def _serve(options: argparse.Namespace, wanted: Behaviour, core: int | None) -> int:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[int] = loop.create_future()
