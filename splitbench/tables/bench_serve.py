@@ -116,16 +116,16 @@ def _result(source: Source, spans: dict[str, Span], number: int) -> Result:
 
 
 def _is_null(source: Source, span: Span) -> bool:
-    return bytes(source.data[span[0] : span[1]]) == b"null"
+    return span[1] - span[0] == 4 and bytes(source.data[span[0] : span[1]]) == b"null"
 
 
 def _reject_ragged(result: Result) -> None:
     lengths = {key: len(values) for key, values in result.arrays.items()}
     if result.errors is not None:
         lengths["errors"] = len(result.errors)
-    if result.itls_span is not None:
-        lengths["itls"] = numbers.count_lists(result.source, result.itls_span)
     if len(set(lengths.values())) > 1:
+        if result.itls_span is not None:
+            lengths["itls"] = numbers.count_lists(result.source, result.itls_span, "itls")
         # Name the odd one out beside one of the majority.
         common = max(lengths.values(), key=list(lengths.values()).count)
         odd = next(key for key, n in lengths.items() if n != common)

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from splitbench.tables.scan import Source, Span, decode
+from splitbench.errors import UserError
+from splitbench.tables.scan import Source, Span, decode, skip_space
 
 try:  # flat buffers without a Python object per number; no wheel for every Python, hence the other way
     import simdjson as _simdjson
@@ -23,7 +24,7 @@ simdjson: Any = _simdjson
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 """JSON text decoded at a time: large enough to amortise a call, small enough to keep memory flat."""
 
 _LISTS = msgspec.json.Decoder(list[list[float]])
@@ -76,75 +77,100 @@ def number_lists(
         raise source.error(
             f"{key}: a list of lists of numbers is expected, found {kind_of(decode(source, span))}"
         )
-    while at < end:
+    if skip_space(source, at) >= end:
+        return
+    decoder = _Lists(source, key)
+    while True:
         stop = data.find(b"]", min(at + chunk_bytes, end), end)
         stop = end if stop < 0 else stop + 1
-        piece = bytes(data[at:stop])
-        if piece.strip():
-            yield _lists(source, b"[" + piece + b"]", (at, stop), key)
+        yield decoder.decode(at, stop)
         source.forget(stop)
-        comma = data.find(b",", stop, end)
-        if comma < 0:
-            if data[stop:end].strip():
-                raise source.unexpected(stop, f"a comma in {key!r}")
+        at = skip_space(source, stop)
+        if at >= end:
             return
-        if data[stop:comma].strip():
-            raise source.unexpected(stop, f"a comma in {key!r}")
-        at = comma + 1
-        if not data[at:end].strip()[:1]:
-            raise source.unexpected(at, f"a list of numbers in {key!r}")
+        if data[at : at + 1] != b",":
+            raise source.unexpected(at, f"a comma in {key!r}")
+        at = skip_space(source, at + 1)
 
 
-def count_lists(source: Source, span: Span) -> int:
-    """How many lists a list of number lists holds, by its brackets."""
+def _no_lists(source: Source, span: Span, key: str) -> UserError:
+    found = kind_of(decode(source, span))
+    return source.error(f"{key}: a list of lists of numbers is expected, found {found}")
+
+
+def count_lists(source: Source, span: Span, key: str) -> int:
+    """How many lists a list of number lists holds, by its brackets.
+
+    Raises:
+        UserError: it is no list.
+    """
+    if source.data[span[0] : span[0] + 1] != b"[":
+        raise source.error(
+            f"{key}: a list of lists of numbers is expected, found {kind_of(decode(source, span))}"
+        )
     pieces = range(span[0], span[1], CHUNK_BYTES)
     return sum(source.data[at : min(at + CHUNK_BYTES, span[1])].count(b"]") for at in pieces) - 1
 
 
-def _lists(source: Source, raw: bytes, span: Span, key: str) -> tuple[Floats, Ints]:
-    flat = _flat_by_simdjson(raw) if simdjson is not None else _flat_by_msgspec(raw)
-    return flat if flat is not None else _flat_by_json(source, raw, span, key)
+class _Lists:
+    """Decodes pieces of a list of number lists, by the fastest way that accepts them."""
 
+    def __init__(self, source: Source, key: str) -> None:
+        self._source = source
+        self._key = key
+        self._parser = simdjson.Parser() if simdjson is not None else None
 
-def _flat_by_simdjson(raw: bytes) -> tuple[Floats, Ints] | None:
-    """None where the text is not lists of plain numbers, so that the careful decoder says what it is."""
-    parser = simdjson.Parser()
-    try:
-        document = parser.parse(raw)
-        lists = list(document)
-        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-        values = np.frombuffer(document.as_buffer(of_type="d"), np.float64) if lengths.sum() else np.empty(0)
-    except (ValueError, TypeError):
-        return None
-    if not all(isinstance(item, simdjson.Array) for item in lists) or len(values) != lengths.sum():
-        return None
-    return values, lengths
+    def decode(self, at: int, stop: int) -> tuple[Floats, Ints]:
+        """Numbers laid end to end and the length of each of the lists that these bytes hold."""
+        with memoryview(self._source.data) as view:
+            raw = b"".join((b"[", view[at:stop], b"]"))
+        flat = self._by_simdjson(raw) if self._parser is not None else self._by_msgspec(raw)
+        return flat if flat is not None else self._by_json(raw, at)
 
-
-def _flat_by_msgspec(raw: bytes) -> tuple[Floats, Ints] | None:
-    try:
-        lists = _LISTS.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-    return np.fromiter(itertools.chain.from_iterable(lists), np.float64, int(lengths.sum())), lengths
-
-
-def _flat_by_json(source: Source, raw: bytes, span: Span, key: str) -> tuple[Floats, Ints]:
-    try:
-        lists = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        # Positions in the message count from the piece's first byte, with the bracket put before it.
-        at = span[0] + max(0, getattr(error, "pos", 1) - 1)
-        raise source.unexpected(at, f"a list of numbers in {key!r}") from error
-    for item in lists:
-        if not isinstance(item, list):
-            raise source.error(
-                f"{key}: a list of lists of numbers is expected, found {kind_of(item)} near byte {span[0]}"
+    def _by_simdjson(self, raw: bytes) -> tuple[Floats, Ints] | None:
+        """None where the text is not lists of plain numbers, so that the careful decoder says what it is."""
+        parser: Any = self._parser
+        document = lists = None
+        try:
+            document = parser.parse(raw)
+            lists = list(document)
+            if raw.count(b"[") != len(lists) + 1:  # numbers among the lists, or lists in them
+                return None
+            lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+            values = (
+                np.frombuffer(document.as_buffer(of_type="d"), np.float64) if lengths.any() else np.empty(0)
             )
-    arrays = [_checked(source, item, key) for item in lists]
-    lengths = np.array([len(a) for a in arrays], np.int64)
-    return (np.concatenate(arrays) if arrays else np.empty(0)), lengths
+        except (ValueError, TypeError):
+            return None
+        finally:
+            del document, lists  # the parser may be used again only when nothing points into it
+        return (values, lengths) if len(values) == lengths.sum() else None
+
+    def _by_msgspec(self, raw: bytes) -> tuple[Floats, Ints] | None:
+        try:
+            lists = _LISTS.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        return np.fromiter(itertools.chain.from_iterable(lists), np.float64, int(lengths.sum())), lengths
+
+    def _by_json(self, raw: bytes, at: int) -> tuple[Floats, Ints]:
+        """Reads NaN, Infinity and null too, and names what cannot be read."""
+        source, key = self._source, self._key
+        try:
+            lists = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            # Positions in the message count from the piece's first byte, with the bracket put before it.
+            place = at + max(0, getattr(error, "pos", 1) - 1)
+            raise source.unexpected(place, f"a list of numbers in {key!r}") from error
+        for item in lists:
+            if not isinstance(item, list):
+                raise source.error(
+                    f"{key}: lists of numbers are expected, found {kind_of(item)} near byte {at}"
+                )
+        arrays = [_checked(source, item, key) for item in lists]
+        lengths = np.array([len(a) for a in arrays], np.int64)
+        return (np.concatenate(arrays) if arrays else np.empty(0)), lengths
 
 
 def kind_of(value: Any) -> str:

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from splitbench import __version__
 from splitbench.errors import UserError
 from splitbench.files import written_aside
-from splitbench.tables.schema import LINEAGE_KEYS, SCHEMA_VERSION, TABLES, Table
+from splitbench.tables import columns
+from splitbench.tables.schema import LINEAGE_KEYS, SCHEMA_VERSION, TABLES, Column, Table
 
 ROW_GROUP = 1 << 20
 
@@ -35,12 +36,6 @@ def read_lineage(path: Path) -> dict[str, str]:
     """Lineage of a part by its keys of `LINEAGE_KEYS`; empty if the file is not ours."""
     metadata = pq.read_schema(path).metadata or {}
     return {k.decode(): v.decode() for k, v in metadata.items() if k.startswith(b"splitbench.")}
-
-
-def cell_id_column(cell_id: str, rows: int) -> pa.DictionaryArray:
-    """The key column of a part: one dictionary entry, `rows` indices."""
-    zeros = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(bytes(4 * rows))])
-    return pa.DictionaryArray.from_arrays(zeros, pa.array([cell_id], pa.string()))
 
 
 def _writer_options(table: Table) -> dict[str, Any]:
@@ -83,10 +78,9 @@ def write_part(
     if not isinstance(rows, pa.Table):
         listed: Sequence[Mapping[str, Any]] = [{"cell_id": cell_id, **row} for row in rows]
         _reject_unknown(table, listed, path)
-        try:
-            rows = pa.Table.from_pylist([dict(row) for row in listed], schema=table.schema)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise UserError(f"a value does not fit its column: {error}", where=f"{path}: {name}") from error
+        rows = pa.Table.from_arrays(
+            [_column(c, listed, path, table) for c in table.columns], schema=table.schema
+        )
     missing = [c.name for c in table.columns if not c.nullable and rows[c.name].null_count]
     if missing:
         raise UserError(
@@ -95,6 +89,15 @@ def write_part(
     with part_writer(table, path, facts) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP)
     return path
+
+
+def _column(column: Column, rows: Sequence[Mapping[str, Any]], path: Path, table: Table) -> pa.Array:
+    try:
+        return columns.from_values([row.get(column.name) for row in rows], column.type)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"a value does not fit: {error}", where=f"{path}: {table.name}.{column.name}"
+        ) from error
 
 
 def _reject_unknown(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:

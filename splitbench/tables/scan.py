@@ -8,6 +8,7 @@ that strict decoders refuse, and gives every error a byte.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import re
@@ -24,6 +25,9 @@ _SCALAR = re.compile(rb"[^\s,:\[\]{}\"]++")
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}"]', re.DOTALL)
 _NESTED_END = re.compile(rb"\][ \t\r\n]*+\]")
 _NUMBER_LISTS = re.compile(rb"\[[ \t\r\n]*+\[[ \t\r\n]*+[-0-9NI\]]")
+
+_HASH_BYTES = 8 << 20
+_WINDOW_BYTES = 1 << 18
 
 Span = tuple[int, int]
 """Byte range of a value: start and one past its end."""
@@ -60,6 +64,15 @@ class Source:
             return self.ends_early(expected)
         found = bytes(self.data[at : at + 12]).decode("utf-8", "backslashreplace")
         return self.error(f"byte {at}: {expected} is expected, found {found!r}")
+
+    def sha256(self) -> str:
+        """sha256 of the file, as 64 hex digits."""
+        state = hashlib.sha256()
+        with memoryview(self.data) as view:
+            for at in range(0, self.size, _HASH_BYTES):
+                state.update(view[at : at + _HASH_BYTES])
+                self.forget(at)
+        return state.hexdigest()
 
     def forget(self, upto: int) -> None:
         """Let the system drop pages before `upto`; they come back from the file if they are read again."""
@@ -166,16 +179,30 @@ def value_end(source: Source, at: int, key: str) -> int:
         return match.end()
     if first in (b"[", b"{"):
         if _NUMBER_LISTS.match(data, at):
-            # Lists of numbers hold no quotes, so the first double bracket is their end.
-            match = _NESTED_END.search(data, at)
-            if match is None:
-                raise source.ends_early(key)
-            return match.end()
+            return _number_lists_end(source, at, key)
         return _container_end(source, at, key)
     match = _SCALAR.match(data, at)
     if match is None:
         raise source.unexpected(at, f"a value for {key!r}")
     return match.end()
+
+
+def _number_lists_end(source: Source, at: int, key: str) -> int:
+    """End of a list of number lists: its first double bracket, since numbers hold no quotes and no brackets.
+
+    A quote or brace shows that the end was passed; looking for these is much faster than for the pattern.
+    """
+    window = at
+    while window < source.size:
+        piece = source.data[window : window + _WINDOW_BYTES]
+        if b'"' in piece or b"}" in piece or window + _WINDOW_BYTES >= source.size:
+            # From a little before: the brackets may lie in the last bytes of the window before this one.
+            match = _NESTED_END.search(source.data, max(at, window - _WINDOW_BYTES))
+            if match is None:
+                raise source.ends_early(key)
+            return match.end()
+        window += _WINDOW_BYTES
+    raise source.ends_early(key)
 
 
 def _container_end(source: Source, at: int, key: str) -> int:
