@@ -152,8 +152,8 @@ def of_layouts(
     if "ttft_ms" in metrics and mixed:
         early = ", ".join(layout.name for layout in layouts if layout.first_from_prefiller)
         caption += (
-            f" In {early} the prefiller sends the first token: its TTFT leaves out the KV move and the decoder's "
-            "queue; compare layouts by the time to second token, which has the same content in all of them."
+            f" In {early} the prefiller sends the first token: its TTFT leaves out the KV move and the "
+            "decoder's queue; compare layouts by the time to second token, which has the same content everywhere."
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]
     return _drawn(figure, spec, frames, caption, samples)

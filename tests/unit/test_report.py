@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from figures_data import tables
+
+from splitbench.errors import UserError
+from splitbench.figures import FigureSpec, Measured, draw, lineage, write_figure
+from splitbench.report import Report, effects, render, write_report
+from splitbench.report.content import ms, number
+from splitbench.serving.plan import Budget, EnginePlan, Plan, ProxyPlan
+
+
+def measured(**more: object) -> Measured:
+    found = tables(**more)  # type: ignore[arg-type]
+    return Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+
+
+class Page(HTMLParser):
+    """Text, tags and addresses of a page; also checks that tags are closed in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_effects_are_computed_per_workload_and_budget() -> None:
+    m = measured()
+    found = {effect.budget: effect for effect in effects(m)}
+    assert list(found) == ["4 GPUs", "8 GPUs"]
+    effect = found["4 GPUs"]
+    assert (effect.low, effect.high) == (1, 32)
+    for growth, name in zip(effect.growths, ("agg-tp4", "pd-tp2"), strict=True):
+        ends = []
+        for load in (1, 32):
+            values, _ = m.values(f"{name}-0a0a0a0a/long-0b0b0b0b/c{load}/0-0", "itl_ms")
+            ends.append(float(np.quantile(values, 0.99)))
+        assert growth.layout.name == name
+        assert growth.low is not None and growth.high is not None
+        assert [growth.low.value_ms, growth.high.value_ms] == ends
+        assert growth.factor == ends[1] / ends[0]
+    aggregated, pd = effect.growths
+    assert aggregated.factor is not None and pd.factor is not None
+    assert aggregated.factor > 10 > pd.factor
+
+
+def test_effects_say_how_little_holds_them_up() -> None:
+    support = effects(measured())[0].support
+    assert "P99 needs 368 requests; the smallest sample here has 12" in support
+    assert "one repeat only, so no interval can be given" in support
+    repeated = effects(measured(repeats=3))[0]
+    assert "range of 3 repeats" in repeated.support
+    spread = repeated.growths[0].high_spread
+    assert spread is not None and spread[0] < spread[1]
+
+
+def test_an_invalid_end_moves_the_comparison_and_is_named() -> None:
+    effect = effects(measured(invalid=(("pd-tp2", 32),)))[0]
+    assert (effect.low, effect.high) == (1, 8)
+    assert "Left out: pd-tp2: no valid cell at c=32 (completion)." in effect.support
+
+
+def test_without_two_shared_loads_there_is_no_number() -> None:
+    effect = effects(measured(invalid=(("pd-tp2", 32), ("pd-tp2", 8))))[0]
+    assert (effect.low, effect.high) == (1, 32)
+    assert effect.growths[0].factor is not None
+    assert effect.growths[1].factor is None
+    assert effect.growths[1].why_not == "no valid cell at c=32 (completion)"
+
+
+def test_one_load_gives_no_effect() -> None:
+    assert effects(measured(loads=(8,))) == []
+    assert "no growth with load to state" in Page(render(Report("one", measured(loads=(8,))))).text
+
+
+def test_numbers_obey_the_sample_gate() -> None:
+    values = np.sort(np.random.default_rng(1).exponential(10, 400))
+    assert number(values, 400, 99, "ttft_ms").note == ""
+    few = number(values[:64], 64, 99, "itl_ms")
+    assert few.note == "n=64, needs 368"
+    assert few.text == f"≥ {ms(float(np.quantile(values[:64], 0.99)))}"
+    bound = number(values[:64], 64, 99, "ttft_ms")
+    assert bound.interval is not None and bound.interval.high == np.inf
+    assert bound.text == f"≥ {ms(bound.interval.low)}"
+    assert number(values[:0], 0, 99, "itl_ms").text == "none"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4.906, "4.91"), (25.34, "25.3"), (412.4, "412"), (1204.0, "1,204"), (np.nan, "none")]
+)
+def test_ms(value: float, text: str) -> None:
+    assert ms(value) == text
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Measured]:
+    folder = tmp_path_factory.mktemp("report")
+    m = measured(invalid=(("pd-tp4", 8),))
+    stems = []
+    for figure in ("itl_of_layouts",):
+        drawn = draw(m, FigureSpec.model_validate({"figure": figure, "workload": "long"}))
+        stems.append(folder / figure)
+        write_figure(drawn, stems[-1], lineage(drawn, m, experiment="trial"))
+    engine = EnginePlan(
+        name="prefill0",
+        role="prefill",
+        devices=(0, 1),
+        port=7100,
+        argv=("{serving_python}", "--kv-transfer-config", '{"kv_role": "kv_producer"}'),
+        env={"PYTHONHASHSEED": "0"},
+    )
+    plan = Plan(
+        layout="pd-tp2",
+        kind="pd",
+        connector="lmcache",
+        first_token="prefiller",
+        budget=Budget(kind="gpus", count=4),
+        served_model="m",
+        engines=(engine,),
+        proxy=ProxyPlan(port=9100, argv=("{workflow_python}", "-m", "splitbench.proxy")),
+    )
+    report = Report(
+        "trial <b>&",
+        m,
+        figures=stems,
+        stack={"vLLM": "0.32.0"},
+        machine={"CPU": "two cores"},
+        plans=[plan],
+        rerun=[("Everything", "snakemake --cores 2")],
+        code_version="0.1.0",
+        digests={"config": "c" * 64},
+    )
+    write_report(report, folder / "index.html")
+    return (folder / "index.html").read_text(encoding="utf-8"), m
+
+
+def test_nothing_is_fetched_and_nothing_runs(page: tuple[str, Measured]) -> None:
+    found = Page(page[0])
+    assert found.addresses
+    assert all(address.startswith("data:") for address in found.addresses)
+    assert "script" not in found.tags
+    assert "default-src 'none'" in page[0]
+    assert not re.search(r"url\(|@import", page[0])
+
+
+def test_the_page_says_all_that_it_must(page: tuple[str, Measured]) -> None:
+    text = Page(page[0]).text
+    assert "trial <b>&" in text  # escaped in the source, plain to the reader
+    assert "1 of 12 cells is invalid" in text
+    assert "From c=1 to c=32 within 4 GPUs, the P99 ITL of agg-tp4 (aggregated) grew from" in text
+    assert "✗ invalid completion (invalid): 48 of 96 requests failed" in text
+    assert "n=96 needs 368" in text
+    assert "pd-tp2 (PD, 4 GPUs)" in text and "first token from the prefiller" in text
+    assert '--kv-transfer-config \'{"kv_role": "kv_producer"}\'' in text
+    assert "vLLM 0.32.0" in text and "CPU two cores" in text and "snakemake --cores 2" in text
+    assert "the time to second token is" in text
+    assert page[0].count("<figure ") == 1
+    assert page[0].count('<tr class="invalid">') == 1
+
+
+def test_same_input_same_page(page: tuple[str, Measured]) -> None:
+    report = Report("x", page[1])
+    assert render(report) == render(report)
+
+
+def test_a_missing_figure_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing\.json: the figure's file is missing"):
+        render(Report("x", measured(loads=(1, 8)), figures=[tmp_path / "nothing"]))
+
+
+def test_open_loop_cells_show_their_rate() -> None:
+    found = tables(loads=(8,))
+    found["cells"]["concurrency"] = np.nan
+    found["cells"]["request_rate"] = 4.0
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    assert "agg-tp4 4 req/s" in Page(render(Report("open", m))).text
