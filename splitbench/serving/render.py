@@ -241,7 +241,7 @@ def _pd_engine(
 # The stock connector spins a core in UCX's progress thread and moves the worker to a shared core; on a machine with
 # as many cores as engines that is the whole measurement. See splitbench/serving/calm_nixl.py.
 CALM_NIXL = {
-    "kv_connector": "CalmNixlConnector",
+    "kv_connector": "NixlConnector",
     "kv_connector_module_path": "splitbench.serving.calm_nixl",
 }
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from splitbench.errors import UserError
-from splitbench.figures import Drawn, FigureSpec, Measured, Window, draw
+from splitbench.figures.gallery import Drawn, FigureSpec, Measured, Window, draw
 from splitbench.figures.style import layout_strokes, load_strokes
 
 

@@ -8,7 +8,7 @@ import pytest
 from figures_data import tables
 
 from splitbench.errors import UserError
-from splitbench.figures import Measured
+from splitbench.figures.gallery import Measured
 from splitbench.tables.parts import write_part
 
 

@@ -13,7 +13,7 @@ import pytest
 from figures_data import tables
 from PIL import Image
 
-from splitbench.figures import Drawn, FigureSpec, Measured, draw, draw_again, lineage, write_figure
+from splitbench.figures.gallery import Drawn, FigureSpec, Measured, draw, draw_again, lineage, write_figure
 from splitbench.files import canonical_json
 
 

@@ -10,7 +10,7 @@ import pytest
 from figures_data import tables
 
 from splitbench.errors import UserError
-from splitbench.figures import FigureSpec, Measured, draw, lineage, write_figure
+from splitbench.figures.gallery import FigureSpec, Measured, draw, lineage, write_figure
 from splitbench.report import Report, effects, render, write_report
 from splitbench.report.content import ms, number
 from splitbench.serving.plan import Budget, EnginePlan, Plan, ProxyPlan

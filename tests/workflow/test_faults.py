@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -117,4 +118,4 @@ def test_two_workflows_on_one_machine_take_turns(flow: Flow, tmp_path: Path, stu
             record = json.loads(path.read_text(encoding="utf-8"))
             intervals.append((record["started_at"], record["ended_at"]))
     intervals.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(intervals))
