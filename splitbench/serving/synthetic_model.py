@@ -34,11 +34,11 @@ _RECIPE = 1
 _GAINS = {
     "q_proj": 2.0,
     "k_proj": 2.0,
-    "v_proj": 1.0,
+    "v_proj": 2.0,
     "o_proj": 2.0,
     "gate_proj": 1.0,
     "up_proj": 1.0,
-    "down_proj": 2.0,
+    "down_proj": 1.0,
 }
 _EMBEDDING_STD = 1.0
 _HEAD_GAIN = 3.0
@@ -50,7 +50,7 @@ class SyntheticModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: int = Field(default=384, ge=32, le=8192)
-    layers: int = Field(default=6, ge=1, le=128)
+    layers: int = Field(default=4, ge=1, le=128)
     heads: int = Field(default=6, ge=1)
     kv_heads: int = Field(default=6, ge=1)
     intermediate_size: int = Field(default=1024, ge=32)
