@@ -181,7 +181,10 @@ class Part:
             return relays[-1]
 
         try:
-            return await self.decode(make, body)
+            relay = await self.decode(make, body)
+            # An answer that ends with its connection has to end the client's, too.
+            call.request.keep_alive = call.request.keep_alive and not relay.close
+            return relay
         except EngineError as error:
             if not call.client.started:
                 raise

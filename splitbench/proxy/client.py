@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.refuse(400, "upgrades are not served here")
+            pass  # a server may ignore the wish; the request is served, and the connection closed
         except httptools.HttpParserError as error:
             if not self._closing:  # else a callback refused the request
                 self.refuse(400, f"not an HTTP request: {error}")
@@ -164,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
             forwarded=[header for header in self._headers if header[0] in FORWARDED_HEADERS],
             body=b"".join(self._parts),
             http_1_0=self._parser.get_http_version() == "1.0",
-            keep_alive=self._parser.should_keep_alive(),
+            keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
         )
         self._parts = []
         if self.task is None:

@@ -109,8 +109,11 @@ class Guard:
     ) -> None:
         part = self.part
         refused = isinstance(error, EngineRefusal)
-        # A decoder that has the request frees the KV itself when it ends, or when its connection closes.
+        # A decoder that has the request frees the KV itself when its connection closes; LMCache's only once
+        # it has begun to read it.
         decoder_has_it = part.decode_delivered and not refused
+        if self.handoff.keeps_unread and "decode_first_byte" not in part.record.stages:
+            decoder_has_it = False
         decoder_died = isinstance(error, EngineError) and error.status == 502
         nothing_kept = refused and not part.prefilled
         if error is not None and not nothing_kept and (decoder_died or not decoder_has_it):

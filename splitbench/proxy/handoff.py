@@ -21,6 +21,8 @@ STRAY_KV_S = 1.0
 class Handoff(ABC):
     """One way of moving KV. The order for each part: `open`, `settle`, and `abandon` where it ends early."""
 
+    keeps_unread = False  # whether a decoder keeps KV of a request that was cancelled before it read it
+
     def __init__(self, decoders: Rotation, background: Background) -> None:
         self.decoders = decoders
         self.background = background
@@ -83,6 +85,8 @@ class NixlHandoff(Handoff):
 class LMCacheHandoff(Handoff):
     """LMCache over NIXL: the prefill pushes its KV to the decoder that it is told, and then notifies us."""
 
+    keeps_unread = True
+
     def __init__(
         self, decoders: Rotation, background: Background, notifications: KvNotifications, head: bool
     ) -> None:
@@ -133,13 +137,17 @@ class LMCacheHandoff(Handoff):
     async def _consume(self, part: Part, wait: KvWait) -> None:
         """The decoder keeps received KV until a request has used it: use it up, when it has come.
 
-        Where nothing has come the decoder would have to compute the prompt itself, so it is left alone.
+        Where a prefill was broken off and nothing has come, the decoder is left alone: it would have to
+        compute the prompt.
         """
         try:
-            limit_s = part.call.limits.kv_s if part.prefilled else min(STRAY_KV_S, part.call.limits.kv_s)
-            with contextlib.suppress(EngineError):
-                await wait.within(limit_s)
-            if wait.arrived:
+            limit_s = part.call.limits.kv_s
+            if not part.prefilled:
+                limit_s = min(STRAY_KV_S, limit_s)
+            if not wait.waited:
+                with contextlib.suppress(EngineError):
+                    await wait.within(limit_s)
+            if part.prefilled or wait.arrived:
                 await release(part, part.decoders, prefill_body(part.fields, None))
         finally:
             part.kept = False

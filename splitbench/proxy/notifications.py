@@ -32,14 +32,18 @@ class Notification(msgspec.Struct):
 
 
 class KvWait:
-    """One request's wait: done when as many ranks as expected have reported."""
+    """One request's wait: done when as many ranks as expected have reported.
 
-    __slots__ = ("arrived", "arrived_s", "done", "ranks")
+    `waited` says that a limit has been reached before.
+    """
+
+    __slots__ = ("arrived", "arrived_s", "done", "ranks", "waited")
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.arrived = 0
         self.arrived_s = 0.0
+        self.waited = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def arrive(self) -> None:
@@ -65,6 +69,7 @@ class KvWait:
             async with asyncio.timeout(limit_s):
                 await asyncio.shield(self.done)
         except TimeoutError:
+            self.waited = True
             raise EngineError(
                 504, f"KV not complete after {limit_s:g} s: {self.arrived} of {self.ranks} ranks reported"
             ) from None

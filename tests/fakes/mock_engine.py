@@ -170,6 +170,11 @@ class MockEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def held_elsewhere(self, params: dict[str, Any]) -> None:
+        """Have the prefill forget KV that will not be read."""
+        if params.get("do_remote_prefill"):
+            self.world.engines[params["remote_engine_id"]].held.pop(params["remote_request_id"], None)
+
     def take_kv(self, params: dict[str, Any], prompt: list[int]) -> None:
         """A decoder looks for the prompt's KV: named by the parameters, or in its buffer."""
         if params.get("do_remote_prefill"):
@@ -323,6 +328,10 @@ class _Connection(asyncio.Protocol):
         except RefusedError as error:
             refusal = {"message": str(error), "type": "Scripted", "param": None, "code": error.status}
             self.answer(error.status, {"error": refusal})
+        except asyncio.CancelledError:
+            # As vLLM's connector does for a request that is aborted before it was scheduled.
+            engine.held_elsewhere(body.get("kv_transfer_params") or {})
+            raise
         finally:
             engine.running -= 1
 

@@ -21,7 +21,7 @@ from tests.fakes.mock_engine import MockEngine, World
 LIMITS = Limits(connect_s=20, prefill_s=60, kv_s=60, answer_s=60, stall_s=60, body_bytes=2**20)
 
 
-def run(work: Coroutine[Any, Any, Any], limit_s: float = 50) -> Any:
+def run(work: Coroutine[Any, Any, Any], limit_s: float = 40) -> Any:
     """Run a test's coroutine on the loop that the proxy runs on."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(asyncio.wait_for(work, limit_s))

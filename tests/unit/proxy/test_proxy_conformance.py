@@ -274,10 +274,8 @@ def test_requests_run_beside_each_other() -> None:
             async with layout(mode, first_token=first_token, prefills=2, decodes=2) as up:
                 for engine in [*up.prefillers, *up.decoders, up.direct]:
                     engine.default = Behaviour(token_delay_s=0.001)
-                bodies = [
-                    {"prompt": f"prompt {i} {i * i}", "max_tokens": 20, "stream": bool(i % 2)}
-                    for i in range(40)
-                ]
+                common = {"max_tokens": 20, "ignore_eos": True}
+                bodies = [common | {"prompt": f"p {i} {i * i}", "stream": bool(i % 2)} for i in range(40)]
                 got = await asyncio.gather(*[up.ask(body) for body in bodies])
                 want = await asyncio.gather(*[up.ask(body, port=up.direct.port) for body in bodies])
                 assert [shape(g) for g in got] == [shape(w) for w in want]
