@@ -122,7 +122,7 @@ def roll(dice: random.Random, number: int, numbers: list[int]) -> Trial:
 
 # -- the cell ------------------------------------------------------------------------------------------------
 def cell(trial: Trial, state: Path, folder: Path, owner: Owner) -> int:
-    """What a cell does: lock, acquire, measure with an eye on the session, write the result if all was well."""
+    """What a cell does: lock, acquire, measure with an eye on the session, write a result if all was well."""
     wanted = request(trial.plan(), folder, owner=owner, client=warm_client() if trial.client else None)
 
     def say(text: str) -> None:
