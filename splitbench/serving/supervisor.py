@@ -70,6 +70,7 @@ class Supervisor:
         self.stop_facts: dict[str, Any] = {}
         self.history: list[str] = []
         self.attached: set[asyncio.StreamWriter] = set()
+        self.callers: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self.unused_since = time.monotonic()
         self.ending = asyncio.Event()
 
@@ -129,6 +130,7 @@ class Supervisor:
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One caller: what it wants, and what it is told until it hangs up."""
+        self.callers[writer] = asyncio.current_task()
         self.send(writer, "hello", record=self.record())
         try:
             while line := await reader.readline():
@@ -144,6 +146,7 @@ class Supervisor:
             pass
         finally:
             self.attached.discard(writer)
+            self.callers.pop(writer, None)
             self.unused_since = time.monotonic()
             writer.close()
 
@@ -265,10 +268,17 @@ class Supervisor:
                 self.tell("failed", failure=self.failure.record())
             self.tell("ended", reason=self.reason, record=self.record())
             server.close()
-            for writer in list(self.attached):
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(writer.drain(), 1.0)
-                    writer.close()
+            await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """Close all connections once what was said has been read, or is not going to be."""
+        for writer in list(self.callers):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            writer.close()
+        tasks = [task for task in self.callers.values() if task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
 
     async def live(self) -> None:
         """Bring the session up, and return when it is to end."""

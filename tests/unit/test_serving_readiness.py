@@ -132,7 +132,8 @@ def test_waiting_reports_and_gives_up() -> None:
 def test_the_supervisor_imports_nothing_heavy() -> None:
     code = (
         "import sys, splitbench.serving.supervisor\n"
-        "heavy = {'pydantic', 'numpy', 'aiohttp', 'filelock', 'psutil', 'pynvml', 'msgspec'} & set(sys.modules)\n"
+        "names = 'pydantic', 'numpy', 'aiohttp', 'filelock', 'psutil', 'pynvml', 'msgspec'\n"
+        "heavy = set(names) & set(sys.modules)\n"
         "sys.exit(str(sorted(heavy)) if heavy else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
