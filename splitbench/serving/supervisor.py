@@ -12,9 +12,9 @@ writes the request, and talks JSON lines over a Unix socket in the (private) sta
 =====================  ==================================================================================
 to the supervisor      `{"op": "attach"}` use the session until the connection closes; `{"op": "check"}`
                        say `well` if all servers answer; `{"op": "stop", "reason": ...}` end it
-from the supervisor    `hello` with the record at once; `progress` a line for people; then one of `ready`
-                       (with the record), `failed` (did not start, why), `lost` (was up and can't be
-                       used any more, why); `ended` when everything is gone
+from the supervisor    `hello` with the record at once; `progress` a line for people; `ready` with the
+                       record; `lost` when the session can't be used (any more), with the reason;
+                       `ended` when everything is gone, with the record (a failed start is in it)
 =====================  ==================================================================================
 
 It imports nothing heavy: it must start in a moment and cost nothing beside a measurement.
@@ -89,6 +89,7 @@ class Supervisor:
             "folder": str(self.folder),
             "phase": self.phase,
             "reason": self.reason,
+            "failure": self.failure.record() if self.failure else None,
             "supervisor": str(ProcessId.current()),
             "started_at": self.started_at,
             "started_monotonic": self.processes.begun,
@@ -264,8 +265,6 @@ class Supervisor:
             self.processes.note("ended")
             self.write_record()
             supervisor_socket(self.state).unlink(missing_ok=True)
-            if self.failure is not None:
-                self.tell("failed", failure=self.failure.record())
             self.tell("ended", reason=self.reason, record=self.record())
             server.close()
             await self.hang_up()
