@@ -262,7 +262,7 @@ def acquire(
             continue
         if record["identity"] == request.identity and record["phase"] in ("starting", "ready"):
             link.send(op="attach")
-            session = _await_ready(link, state, request, progress, reused=True)
+            session = _await_ready(link, state, request, Path(record["folder"]), progress, reused=True)
             if session is not None:
                 return session
             continue
@@ -275,11 +275,12 @@ def _await_ready(
     link: Link,
     state: Path,
     request: SessionRequest,
+    folder: Path,
     progress: Callable[[str], None],
     *,
     reused: bool,
 ) -> Session | None:
-    """Wait until the session is up.
+    """Wait until the session in `folder` is up.
 
     Returns:
         The session; None when one that was to be reused turned out to be broken and has ended.
@@ -287,29 +288,27 @@ def _await_ready(
     Raises:
         SessionError: it did not start.
     """
-    why = "its supervisor has gone"
-    failure: SessionError | None = None
     while not link.closed:
         for message in link.messages(None):
-            event = message["event"]
-            if event == "progress":
+            if message["event"] == "progress":
                 progress(message["text"])
-            elif event == "ready":
+            elif message["event"] == "ready":
                 return Session(message["record"], link, reused=reused)
-            elif event == "failed":
-                failure = SessionError.from_record(message["failure"])
-            elif event in ("lost", "ended"):
-                why = str(message["reason"])
     link.close()
     wait_for_link(state, progress)  # its last breath
-    if failure is not None:
-        raise failure
+    # What it had to say is in its record, should it have ended before it knew of us.
+    record = read_record(folder / "session.json") or {}
+    if record.get("failure"):
+        raise SessionError.from_record(record["failure"])
+    why = record.get("reason") or "its supervisor has gone"
     if reused:
         progress(f"the session that was up is lost: {why}")
         return None
     clean_leftovers(state, progress)
     raise SessionError(
-        f"ended while it was being started: {why}", where=request.plan.layout, mend="run it again"
+        f"ended while it was being started: {why}",
+        where=request.plan.layout,
+        mend=f"run it again; log: {folder / 'supervisor.log'}",
     )
 
 
@@ -366,35 +365,16 @@ def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]
         ).returncode
     if code == EXIT_LOCKED:
         return None
-    link = Link.open(state) if code == 0 else None
-    if link is None and code != 0:
+    if code != 0:
         raise SessionError(
             f"the supervisor did not start (exit code {code})",
             where=request.plan.layout,
             mend=f"read {log}",
             tail="\n".join(f"    {line}" for line in log_tail(log)),
         )
-    if link is None:  # killed, or failed and gone, before we could connect
-        return _failed_before_contact(request, state, folder, progress)
+    link = Link.open(state) or Link.dead()
     link.send(op="attach")
-    return _await_ready(link, state, request, progress, reused=False)
-
-
-def _failed_before_contact(
-    request: SessionRequest, state: Path, folder: Path, progress: Callable[[str], None]
-) -> Session:
-    """A supervisor that ended so soon that nobody was connected: say what its record says."""
-    wait_for_link(state, progress)
-    clean_leftovers(state, progress)
-    known = poisoned(state, request.owner, request.poison_key)
-    if known is not None:
-        raise SessionError.from_record(known)
-    record = read_record(folder / "session.json") or {}
-    raise SessionError(
-        f"ended while it was being started: {record.get('reason') or 'its supervisor has gone'}",
-        where=request.plan.layout,
-        mend=f"read {folder / 'supervisor.log'}",
-    )
+    return _await_ready(link, state, request, folder, progress, reused=False)
 
 
 def _fill_client(text: str, values: dict[str, str], client_socket: Path) -> str:

@@ -75,13 +75,15 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
     given = variables.get(FOLDER_VARIABLE)
     folder = Path(given).absolute() if given else Path(os.sep, "tmp", f"splitbench-{os.getuid()}")
     mend = f"set {FOLDER_VARIABLE} to a private folder on this node, with a short path"
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
-        raise UserError(f"the path is longer than {_LONGEST_FOLDER} bytes", where=str(folder), mend=mend)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if given:
+            folder = folder.resolve()  # the user's own link; in a folder open to all it could be anybody's
         facts = folder.lstat()
     except OSError as error:
         raise UserError(f"can't be made: {error.strerror}", where=str(folder), mend=mend) from error
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise UserError(f"the path is longer than {_LONGEST_FOLDER} bytes", where=str(folder), mend=mend)
     if not stat.S_ISDIR(facts.st_mode):
         raise UserError("is not a folder", where=str(folder), mend=mend)
     if facts.st_uid != os.getuid():

@@ -12,9 +12,9 @@ writes the request, and talks JSON lines over a Unix socket in the (private) sta
 =====================  ==================================================================================
 to the supervisor      `{"op": "attach"}` use the session until the connection closes; `{"op": "check"}`
                        say `well` if all servers answer; `{"op": "stop", "reason": ...}` end it
-from the supervisor    `hello` with the record at once; `progress` a line for people; then one of `ready`
-                       (with the record), `failed` (did not start, why), `lost` (was up and can't be
-                       used any more, why); `ended` when everything is gone
+from the supervisor    `hello` with the record at once; `progress` a line for people; `ready` with the
+                       record; `lost` when the session can't be used (any more), with the reason;
+                       `ended` when everything is gone, with the record (a failed start is in it)
 =====================  ==================================================================================
 
 It imports nothing heavy: it must start in a moment and cost nothing beside a measurement.
@@ -70,6 +70,7 @@ class Supervisor:
         self.stop_facts: dict[str, Any] = {}
         self.history: list[str] = []
         self.attached: set[asyncio.StreamWriter] = set()
+        self.callers: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self.unused_since = time.monotonic()
         self.ending = asyncio.Event()
 
@@ -88,6 +89,7 @@ class Supervisor:
             "folder": str(self.folder),
             "phase": self.phase,
             "reason": self.reason,
+            "failure": self.failure.record() if self.failure else None,
             "supervisor": str(ProcessId.current()),
             "started_at": self.started_at,
             "started_monotonic": self.processes.begun,
@@ -129,6 +131,7 @@ class Supervisor:
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One caller: what it wants, and what it is told until it hangs up."""
+        self.callers[writer] = asyncio.current_task()
         self.send(writer, "hello", record=self.record())
         try:
             while line := await reader.readline():
@@ -144,6 +147,7 @@ class Supervisor:
             pass
         finally:
             self.attached.discard(writer)
+            self.callers.pop(writer, None)
             self.unused_since = time.monotonic()
             writer.close()
 
@@ -261,14 +265,19 @@ class Supervisor:
             self.processes.note("ended")
             self.write_record()
             supervisor_socket(self.state).unlink(missing_ok=True)
-            if self.failure is not None:
-                self.tell("failed", failure=self.failure.record())
             self.tell("ended", reason=self.reason, record=self.record())
             server.close()
-            for writer in list(self.attached):
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(writer.drain(), 1.0)
-                    writer.close()
+            await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """Close all connections once what was said has been read, or is not going to be."""
+        for writer in list(self.callers):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            writer.close()
+        tasks = [task for task in self.callers.values() if task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
 
     async def live(self) -> None:
         """Bring the session up, and return when it is to end."""

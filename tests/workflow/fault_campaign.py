@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +36,17 @@ from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
 from splitbench.serving import ports
 from splitbench.serving.plan import Plan
-from splitbench.serving.processes import ProcessId, all_processes, command_line, descendants, marked
+from splitbench.serving.processes import (
+    ProcessId,
+    all_processes,
+    command_line,
+    descendants,
+    marked,
+    read_stat,
+)
 from splitbench.serving.session import Owner, acquire, node_lock, status, stop
 from splitbench.serving.state import read_record, session_record
-from tests.fakes.layouts import REPOSITORY, aggregated, disaggregated, free_ports, request, warm_client
+from tests.fakes.layouts import aggregated, disaggregated, free_ports, request, warm_client
 
 # "cell" is the process that waits for the session: in tear-down the one that stops it.
 VICTIMS = ("supervisor", "engine", "engine's child", "proxy", "client", "owner", "cell")
@@ -122,7 +132,7 @@ def roll(dice: random.Random, number: int, numbers: list[int]) -> Trial:
 
 # -- the cell ------------------------------------------------------------------------------------------------
 def cell(trial: Trial, state: Path, folder: Path, owner: Owner) -> int:
-    """What a cell does: lock, acquire, measure with an eye on the session, write the result if all was well."""
+    """What a cell does: lock, acquire, measure with an eye on the session, write a result if all was well."""
     wanted = request(trial.plan(), folder, owner=owner, client=warm_client() if trial.client else None)
 
     def say(text: str) -> None:
@@ -181,20 +191,38 @@ def strike(fault: Fault, state: Path, cell_process: ProcessId, owner: ProcessId)
         fault.hit, fault.at = victim.pid, time.monotonic()
 
 
+def forked(log: Path, work: Callable[[], int]) -> multiprocessing.process.BaseProcess:
+    """Do some work in a process of its own, its output in a log. Forked, since hundreds are started."""
+
+    def target() -> None:
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        sys.exit(work())
+
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    return process
+
+
+def identity(pid: int | None) -> ProcessId:
+    """Of a child that was just started."""
+    assert pid is not None
+    stat = read_stat(pid)
+    assert stat is not None
+    return ProcessId(stat.pid, stat.started)
+
+
 def run_trial(trial: Trial, state: Path, folder: Path) -> Trial:
     """Bring up, hit, and look at what is left."""
     folder.mkdir(parents=True)
-    owner = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
-    owner_id = ProcessId.of(owner.pid)
-    assert owner_id is not None
     write_json(folder / "trial.json", asdict(trial))
-    words = [sys.executable, "-m", "tests.workflow.fault_campaign", "--cell", str(folder)]
-    words += ["--state", str(state), "--owner", str(owner_id)]
-    with (folder / "cell.log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, cwd=REPOSITORY)
-    cell_id = ProcessId.of(process.pid)
-    assert cell_id is not None
-    stopper: subprocess.Popen[bytes] | None = None
+    owner = subprocess.Popen(["sleep", "3600"])
+    owner_id = identity(owner.pid)
+    owner_known = Owner(owner_id.pid, owner_id.started)
+    process = forked(folder / "cell.log", lambda: cell(trial, state, folder, owner_known))
+    waits = identity(process.pid)  # who waits for the session: the cell, later the one that stops it
+    stopper: multiprocessing.process.BaseProcess | None = None
     try:
         begun = time.monotonic()
         for phase in PHASES:
@@ -202,60 +230,50 @@ def run_trial(trial: Trial, state: Path, folder: Path) -> Trial:
             if phase == "bring-up":
                 for fault in faults:  # the moment counts from when there is somebody to be hit
                     while (
-                        find(fault, state, cell_id, owner_id) is None
-                        and process.poll() is None
+                        find(fault, state, waits, owner_id) is None
+                        and process.exitcode is None
                         and not (folder / "holding").exists()
                     ):
                         time.sleep(0.002)
             elif phase == "hold":
-                while not (folder / "holding").exists() and process.poll() is None:
+                while not (folder / "holding").exists() and process.exitcode is None:
                     if time.monotonic() - begun > CELL_LIMIT_S:
                         trial.wrong.append("the cell neither got its session nor failed")
                         process.kill()
                     time.sleep(0.005)
             else:
                 wait_for(process, trial)
-                words = [
-                    sys.executable,
-                    "-m",
-                    "tests.workflow.fault_campaign",
-                    "--stop",
-                    "--state",
-                    str(state),
-                ]
-                stopper = subprocess.Popen(words, cwd=REPOSITORY)
-                cell_id = ProcessId.of(stopper.pid) or cell_id  # who waits for the session now
+                stopper = forked(folder / "stop.log", lambda: stop(state) * 0)
+                waits = identity(stopper.pid)
                 record = read_record(session_record(state))
-                while record and record["phase"] == "ready" and stopper.poll() is None:
+                while record and record["phase"] == "ready" and stopper.exitcode is None:
                     time.sleep(0.002)
                     record = read_record(session_record(state))
             now = time.monotonic()
             for fault in faults:
                 time.sleep(max(0.0, now + fault.delay_s - time.monotonic()))
-                strike(fault, state, cell_id, owner_id)
-        if stopper is not None:
-            wait_for(stopper, trial)
-        trial.cell_exit = process.returncode
+                strike(fault, state, waits, owner_id)
+        assert stopper is not None
+        wait_for(stopper, trial)
+        trial.cell_exit = process.exitcode
         judge(trial, state, folder)
     finally:
         owner.kill()
         owner.wait()
-        process.kill()
-        process.wait()
-        if stopper is not None:
-            stopper.kill()
-            stopper.wait()
+        for each in (process, stopper):
+            if each is not None:
+                each.kill()
+                each.join()
     return trial
 
 
-def wait_for(process: subprocess.Popen[bytes], trial: Trial) -> None:
+def wait_for(process: multiprocessing.process.BaseProcess, trial: Trial) -> None:
     """A process of the workflow must come to an end by itself."""
-    try:
-        process.wait(CELL_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        trial.wrong.append(f"did not come to an end: {process.args}")
+    process.join(CELL_LIMIT_S)
+    if process.exitcode is None:
+        trial.wrong.append("the cell or the stop did not come to an end")
         process.kill()
-        process.wait()
+        process.join()
 
 
 def judge(trial: Trial, state: Path, folder: Path) -> None:
@@ -339,19 +357,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--stop", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--owner", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.stop:
-        stop(options.state)
-        return 0
-    if options.cell:
-        stored = read_json(options.cell / "trial.json")
-        trial = Trial(**{**stored, "faults": []})
-        process = ProcessId.parse(options.owner)
-        return cell(trial, options.state, options.cell, Owner(process.pid, process.started))
     begun = time.monotonic()
     trials = campaign(options.count, options.seed, lambda text: print(text, flush=True))
     hits = Counter(
