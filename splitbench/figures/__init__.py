@@ -8,6 +8,8 @@ from typing import Any
 
 from splitbench.figures.cdf import by_concurrency, of_layouts
 from splitbench.figures.curves import Drawn
+from splitbench.figures.interference import timeline
+from splitbench.figures.load import against_concurrency
 from splitbench.figures.measured import Measured
 from splitbench.figures.spec import FIGURE_NAMES, FigureName, FigureSpec, Window
 from splitbench.figures.writer import lineage, spec_of, write_figure
@@ -33,6 +35,9 @@ _DRAWERS: Mapping[FigureName, Callable[[Measured, FigureSpec], Drawn]] = {
     "second_token_of_layouts": lambda m, s: of_layouts(m, s, metrics=["second_token_ms"]),
     "itl_tail_by_concurrency": lambda m, s: by_concurrency(m, s, metric="itl_ms", survival=True),
     "itl_tail_of_layouts": lambda m, s: of_layouts(m, s, metrics=["itl_ms"], survival=True),
+    "itl_against_concurrency": lambda m, s: against_concurrency(m, s, metric="itl_ms"),
+    "ttft_against_concurrency": lambda m, s: against_concurrency(m, s, metric="ttft_ms"),
+    "interference": timeline,
 }
 
 
