@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from splitbench.figures.cdf import by_concurrency, of_layouts
@@ -24,6 +25,7 @@ __all__ = [
     "draw",
     "draw_again",
     "lineage",
+    "make_figure",
     "spec_of",
     "write_figure",
 ]
@@ -48,6 +50,26 @@ def draw(measured: Measured, spec: FigureSpec) -> Drawn:
         UserError: the tables lack what the spec names.
     """
     return _DRAWERS[spec.figure](measured, spec)
+
+
+def make_figure(
+    folders: Iterable[Path], spec: FigureSpec, stem: Path, *, experiment: str, **lineage_facts: Any
+) -> dict[str, Any]:
+    """From cells' folders to the figure's files: `stem`.png, .pdf, .svg, .csv and .json.
+
+    Args:
+        folders: folders of cells, with their Parquet parts; more than the figure needs do no harm.
+        spec: the figure's slice of the config.
+        stem: path of the files without suffix.
+        experiment: its name, for the lineage.
+        lineage_facts: further JSON facts for the sidecar, as `stack_digest` or `environment_digest`.
+
+    Returns:
+        The sidecar.
+    """
+    measured = Measured.from_folders(folders)
+    drawn = draw(measured, spec)
+    return write_figure(drawn, stem, lineage(drawn, measured, experiment=experiment, **lineage_facts))
 
 
 def draw_again(measured: Measured, sidecar: Mapping[str, Any]) -> Drawn:

@@ -86,7 +86,11 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
             ax.errorbar(
                 ranged["concurrency"],
                 ranged["value_ms"],
-                yerr=[ranged["value_ms"] - ranged["lowest_ms"], ranged["highest_ms"] - ranged["value_ms"]],
+                # Interpolation can put the pooled value a little outside the repeats' own.
+                yerr=[
+                    (ranged["value_ms"] - ranged["lowest_ms"]).clip(lower=0),
+                    (ranged["highest_ms"] - ranged["value_ms"]).clip(lower=0),
+                ],
                 linestyle="none",
                 ecolor=stroke["color"],
                 elinewidth=0.8,
