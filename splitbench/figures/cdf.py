@@ -26,10 +26,10 @@ from splitbench.figures.curves import (
 )
 from splitbench.figures.ecdf import Extent
 from splitbench.figures.measured import Layout, Measured, Metric, Sample
-from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Panel, sheet
+from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import layout_strokes, load_strokes, styled
-from splitbench.figures.tail import dress_tail, tail_extent
+from splitbench.figures.tail import dress_tail, hatch_unsupported, tail_extent, unsupported_entry
 
 _SHARE = {"itl_ms": "Share of ITLs", "ttft_ms": "Share of requests"}
 
@@ -76,13 +76,15 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
             or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
         )
         figure, axes = sheet(
-            panels, title=title, key=key_entries(samples, extent, spec), width_in=_width(spec)
+            panels, title=title, key=_key(samples, extent, spec, survival), width_in=_width(spec)
         )
         for row_axes, row in zip(axes, grid, strict=True):
             for ax, layout in zip(row_axes, row, strict=True):
                 for sample in per_layout[layout.name]:
                     draw_curve(ax, sample, extent, strokes[sample.concurrency], spec, survival=survival)
                 _dress(ax, extent, spec, metric, survival)
+                if survival:
+                    hatch_unsupported(ax, per_layout[layout.name])
     caption = (
         f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout, "
         f"same axes, one line per concurrency c (requests in flight). "
@@ -134,7 +136,7 @@ def of_layouts(
         figure, axes = sheet(
             [panels] if aside else [[panel] for panel in panels],
             title=title,
-            key=key_entries(samples, extent, spec),
+            key=_key(samples, extent, spec, survival),
             axes_height_in=2.0,
             width_in=_width(spec),
         )
@@ -143,6 +145,8 @@ def of_layouts(
             for sample in per_metric[metric]:
                 draw_curve(ax, sample, extent, strokes[sample.layout.name], spec, survival=survival)
             _dress(ax, extent, spec, metric, survival)
+            if survival:
+                hatch_unsupported(ax, per_metric[metric])
     first = per_metric[metrics[0]]
     caption = (
         f"{_form(survival)} of {short}, workload {spec.workload}, at concurrency {concurrency}; "
@@ -153,7 +157,7 @@ def of_layouts(
         early = ", ".join(layout.name for layout in layouts if layout.first_from_prefiller)
         caption += (
             f" In {early} the prefiller sends the first token: its TTFT leaves out the KV move and the "
-            "decoder's queue; compare layouts by the time to second token, which has the same content everywhere."
+            "decoder's queue. Compare by the time to second token, which has the same content everywhere."
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]
     return _drawn(figure, spec, frames, caption, samples)
@@ -175,6 +179,11 @@ def _arranged(layouts: Sequence[Layout]) -> list[list[Layout]]:
     if len(columns) == 2 and len(columns[0]) == len(columns[1]) > 1:
         return [list(row) for row in zip(*columns, strict=True)]
     return [[layout] for layout in layouts]
+
+
+def _key(samples: Sequence[Sample], extent: Extent, spec: FigureSpec, survival: bool) -> list[Entry]:
+    entries = key_entries(samples, extent, spec)
+    return [*entries, unsupported_entry()] if survival else entries
 
 
 def _width(spec: FigureSpec) -> float | None:

@@ -169,7 +169,7 @@ def mark_style(percentile: float, colour: str, supported: bool) -> dict[str, Any
         "marker": percentile_marker(percentile),
         "markersize": 4.0,
         "markeredgewidth": 0.8,
-        "markeredgecolor": "white" if supported else colour,
+        "markeredgecolor": colour,
         "markerfacecolor": colour if supported else "white",
     }
 
@@ -195,20 +195,32 @@ def key_entries(samples: Sequence[Sample], extent: Extent, spec: FigureSpec) -> 
         if extent.y_min <= mark.percentile / 100 <= extent.y_max
         and extent.x_min <= mark.value_ms <= extent.x_max
     ]
-    for percentile in spec.percentiles:
-        mine = [mark for mark in found if mark.percentile == percentile]
-        name = percentile_name(percentile)
-        if any(mark.supported for mark in mine):
-            entries.append((Line2D([], [], **mark_style(percentile, NEUTRAL, True)), name))
-        if any(not mark.supported for mark in mine):
-            label = f"{name} of too few requests (needs {mine[0].needs:,})"
-            entries.append((Line2D([], [], **mark_style(percentile, NEUTRAL, False)), label))
+    entries += mark_entries(found)
     if any(sample.valid and len(sample.parts) > 1 for sample in samples):
         entries.append((Patch(facecolor=NEUTRAL, alpha=0.25, linewidth=0), "range of repeats"))
     if any(not sample.valid for sample in samples):
         entries.append((Line2D([], [], **invalid_stroke({"color": NEUTRAL})), "invalid cell: no result"))
     if spec.slo_ms is not None:
         entries.append((Line2D([], [], color=SLO_COLOUR, linewidth=0.8), f"SLO {spec.slo_ms:g} ms"))
+    return entries
+
+
+def mark_entries(found: Sequence[Mark]) -> list[Entry]:
+    """One entry per percentile, and one for all hollow markers with the requests that they lack."""
+    percentiles = sorted({mark.percentile for mark in found})
+    entries: list[Entry] = [
+        (Line2D([], [], **mark_style(percentile, NEUTRAL, True)), percentile_name(percentile))
+        for percentile in percentiles
+    ]
+    lacking = sorted({(mark.percentile, mark.needs) for mark in found if not mark.supported})
+    if lacking:
+        needs = ", ".join(f"{percentile_name(percentile)} needs {count:,}" for percentile, count in lacking)
+        entries.append(
+            (
+                Line2D([], [], **mark_style(lacking[-1][0], NEUTRAL, False)),
+                f"hollow: too few requests ({needs})",
+            )
+        )
     return entries
 
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from splitbench.figures.cdf import by_concurrency, of_layouts
 from splitbench.figures.curves import Drawn
+from splitbench.figures.interference import timeline
+from splitbench.figures.load import against_concurrency
 from splitbench.figures.measured import Measured
 from splitbench.figures.spec import FIGURE_NAMES, FigureName, FigureSpec, Window
 from splitbench.figures.writer import lineage, spec_of, write_figure
@@ -22,6 +25,7 @@ __all__ = [
     "draw",
     "draw_again",
     "lineage",
+    "make_figure",
     "spec_of",
     "write_figure",
 ]
@@ -33,6 +37,9 @@ _DRAWERS: Mapping[FigureName, Callable[[Measured, FigureSpec], Drawn]] = {
     "second_token_of_layouts": lambda m, s: of_layouts(m, s, metrics=["second_token_ms"]),
     "itl_tail_by_concurrency": lambda m, s: by_concurrency(m, s, metric="itl_ms", survival=True),
     "itl_tail_of_layouts": lambda m, s: of_layouts(m, s, metrics=["itl_ms"], survival=True),
+    "itl_against_concurrency": lambda m, s: against_concurrency(m, s, metric="itl_ms"),
+    "ttft_against_concurrency": lambda m, s: against_concurrency(m, s, metric="ttft_ms"),
+    "interference": timeline,
 }
 
 
@@ -43,6 +50,26 @@ def draw(measured: Measured, spec: FigureSpec) -> Drawn:
         UserError: the tables lack what the spec names.
     """
     return _DRAWERS[spec.figure](measured, spec)
+
+
+def make_figure(
+    folders: Iterable[Path], spec: FigureSpec, stem: Path, *, experiment: str, **lineage_facts: Any
+) -> dict[str, Any]:
+    """From cells' folders to the figure's files: `stem`.png, .pdf, .svg, .csv and .json.
+
+    Args:
+        folders: folders of cells, with their Parquet parts; more than the figure needs do no harm.
+        spec: the figure's slice of the config.
+        stem: path of the files without suffix.
+        experiment: its name, for the lineage.
+        lineage_facts: further JSON facts for the sidecar, as `stack_digest` or `environment_digest`.
+
+    Returns:
+        The sidecar.
+    """
+    measured = Measured.from_folders(folders)
+    drawn = draw(measured, spec)
+    return write_figure(drawn, stem, lineage(drawn, measured, experiment=experiment, **lineage_facts))
 
 
 def draw_again(measured: Measured, sidecar: Mapping[str, Any]) -> Drawn:

@@ -284,14 +284,20 @@ class Measured:
             for layout in layouts
         }
 
-    def highest_shared(self, workload: str, layouts: Sequence[Layout]) -> int:
-        """The highest concurrency that every layout has cells at.
+    def highest_shared(self, workload: str, layouts: Sequence[Layout], *, valid: bool = False) -> int:
+        """The highest concurrency that every layout has cells at; with `valid`, valid cells if there are any.
 
         Raises:
             UserError: there is none.
         """
-        sets = [set(values) for values in self.concurrencies(workload, layouts).values()]
+        source = self
+        if valid:
+            source = copy.copy(self)
+            source.cells = self.cells[self.cells["verdict"] != "invalid"]
+        sets = [set(values) for values in source.concurrencies(workload, layouts).values()]
         shared = set.intersection(*sets) if sets else set()
+        if valid and not shared:
+            return self.highest_shared(workload, layouts)
         if not shared:
             raise UserError(
                 f"the layouts of workload '{workload}' share no concurrency",

@@ -82,6 +82,21 @@ def _legend(entries: Sequence[Entry], width: float, size: float) -> _Legend:
     return _Legend([handle for handle, _ in entries], labels, columns, height)
 
 
+def _flowed(entries: Sequence[Entry], width: float, size: float) -> list[_Legend]:
+    """Entries side by side like words of a paragraph, each line a legend of its own."""
+    lines: list[list[Entry]] = []
+    used = 0.0
+    for entry in entries:
+        wide = text_width_in(entry[1], size) + (_HANDLE + 1.2) * size / 72
+        if lines and used + wide <= width:
+            lines[-1].append(entry)
+            used += wide
+        else:
+            lines.append([entry])
+            used = wide
+    return [_legend(line, width, size) for line in lines]
+
+
 def _columns(entries: int, columns: int) -> list[range]:
     """Which entries stand in which column, as matplotlib does it: the first columns are one longer."""
     least, more = divmod(entries, columns)
@@ -97,11 +112,13 @@ def sheet(
     key: Sequence[Entry] = (),
     axes_height_in: float = 1.55,
     width_in: float | None = None,
+    shared: bool = True,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of panels that share both axes; under each its legend, under all the key.
+    """A figure with a grid of panels; under each its legend, under all the key.
 
     Args:
         grid: rows of panels, all of one length.
+        shared: whether all panels share both axes.
         width_in: None: a column's width for one column of panels, a page's for more.
     """
     size = float(matplotlib.rcParams["legend.fontsize"])
@@ -119,11 +136,12 @@ def sheet(
     ]
     # A legend may begin under the y labels: the paper is narrow.
     legends = [[_legend(panel.entries, axes_width + _LEFT - _INDENT, size) for panel in row] for row in grid]
-    key_legend = _legend(key, width - 2 * _INDENT, size)
+    key_rows = _flowed(key, width - 2 * _INDENT, size)
+    key_height = sum(line.height for line in key_rows)
 
     row_heads = [max(len(lines) for lines in row) * 1.3 * panel_head / 72 + 0.06 for row in titles]
     row_legends = [max(legend.height for legend in row) for row in legends]
-    height = _TOP + title_height + key_legend.height + _BOTTOM
+    height = _TOP + title_height + key_height + _BOTTOM
     height += sum(row_heads) + sum(row_legends) + len(grid) * (axes_height_in + _X_AXIS + _GAP)
 
     figure = Figure(figsize=(width, round(height, 3)))
@@ -144,7 +162,8 @@ def sheet(
                 sharex=first,
                 sharey=first,
             )
-            first = first or ax
+            if shared:
+                first = first or ax
             ax.set_title("\n".join(titles[row_index][column]), x=(_INDENT - _LEFT) / axes_width)
             ax.yaxis.set_label_coords(-_LABEL / axes_width, 0.5)
             legend = legends[row_index][column]
@@ -159,12 +178,14 @@ def sheet(
             drawn.append(ax)
         axes.append(drawn)
         top = bottom - _X_AXIS - row_legends[row_index] - _GAP
-    if key_legend.handles:
+    top = _BOTTOM + key_height
+    for line in key_rows:
         figure.legend(
-            key_legend.handles,
-            key_legend.labels,
-            loc="lower left",
-            bbox_to_anchor=(_INDENT / width, _BOTTOM / height),
-            ncols=key_legend.columns,
+            line.handles,
+            line.labels,
+            loc="upper left",
+            bbox_to_anchor=(_INDENT / width, top / height),
+            ncols=line.columns,
         )
+        top -= line.height
     return figure, axes

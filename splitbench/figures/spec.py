@@ -14,7 +14,8 @@ FigureName = Literal[
     "second_token_of_layouts",
     "itl_tail_by_concurrency",
     "itl_tail_of_layouts",
-    "p99_itl_against_concurrency",
+    "itl_against_concurrency",
+    "ttft_against_concurrency",
     "interference",
 ]
 FIGURE_NAMES: tuple[FigureName, ...] = get_args(FigureName)
@@ -59,7 +60,10 @@ class FigureSpec(_Frozen):
         concurrencies: for figures over concurrencies; empty: all.
         window: the part of the axes that is drawn.
         percentiles: marked on every curve, in percent.
-        slo_ms: drawn as a line where the figure has a latency axis; None: no line.
+        slo_ms: drawn as a line where the figure has that latency's axis; None: no line.
+        time_window_s: for the timeline, from and to in seconds after the cell's start; None: a busy stretch
+        in the
+            middle.
         width: `column` is 3.5 inches, `page` 7; `auto` takes what the panels need.
     """
 
@@ -71,8 +75,17 @@ class FigureSpec(_Frozen):
     window: Window = Field(default_factory=Window)
     percentiles: tuple[float, ...] = (50.0, 99.0)
     slo_ms: float | None = Field(default=None, gt=0)
+    time_window_s: tuple[float, float] | None = None
     title: str | None = None
     width: Literal["auto", "column", "page"] = "auto"
+
+    @model_validator(mode="after")
+    def _time_runs_on(self) -> FigureSpec:
+        if self.time_window_s is not None and self.time_window_s[0] >= self.time_window_s[1]:
+            raise ValueError(
+                f"time_window_s must run from a smaller to a larger time, not {self.time_window_s}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _percentiles_are_percent(self) -> FigureSpec:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from splitbench.figures.curves import dress_x, extent_of, slo_line
 from splitbench.figures.ecdf import Extent
 from splitbench.figures.measured import Sample
+from splitbench.figures.sheet import Entry
 from splitbench.figures.spec import FigureSpec, Window
 
+_HATCH: dict[str, Any] = {"facecolor": "none", "edgecolor": "#c4c4c4", "hatch": "//////", "linewidth": 0}
 _TICKS = (1.0, 0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
@@ -36,3 +40,22 @@ def dress_tail(ax: Axes, extent: Extent, spec: FigureSpec, *, x_label: str, y_la
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
     ax.set_ylabel(y_label)
     slo_line(ax, spec)
+
+
+def supported_share(requests: int, confidence: float = 0.95) -> float:
+    """Smallest share above x that so many independent samples support: the sample gate, turned round."""
+    return 1 - float(((1 - confidence) / 2) ** (1 / requests)) if requests else 1.0
+
+
+def hatch_unsupported(ax: Axes, samples: Sequence[Sample]) -> None:
+    """Hatch the part of the axes that not even the panel's largest valid sample supports."""
+    most = max((sample.requests for sample in samples if sample.valid), default=0)
+    low, high = ax.get_ylim()
+    top = min(supported_share(most), high)
+    if top > low:
+        ax.axhspan(low, top, zorder=0.5, **_HATCH)
+
+
+def unsupported_entry() -> Entry:
+    """What the hatching means."""
+    return Patch(**_HATCH), "too few requests, even for the largest sample"

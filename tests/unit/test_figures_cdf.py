@@ -112,7 +112,7 @@ def test_unsupported_percentiles_are_hollow_and_flagged() -> None:
     (ax,) = drawn.figure.axes
     faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() == "^"]
     assert [face == "white" for face in faces] == [True, True, False]
-    assert any("too few requests (needs 368)" in text for text in texts(drawn.figure))
+    assert any("too few requests (P99 needs 368)" in text for text in texts(drawn.figure))
 
 
 def test_invalid_cells_are_ticked_without_percentiles_and_named() -> None:
