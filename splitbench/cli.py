@@ -10,9 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitbench import __version__
+from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
-from splitbench.experiment.load import check_sources, read_experiment
+from splitbench.experiment.load import check_sources, read_experiment, read_yaml
 from splitbench.experiment.models import Experiment
+from splitbench.measuring.stage import places
+from splitbench.serving import commands as sessions
+from splitbench.serving.session import SessionRequest
+from splitbench.workflow import Workflow, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.set_defaults(run=_config_check)
     schema = actions.add_parser("schema", help="print the JSON Schema that editors use")
     schema.set_defaults(run=_config_schema)
+    up = commands.add_parser("up", help="start a layout of an experiment and leave it up")
+    up.add_argument("layout")
+    up.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
+    up.set_defaults(run=_up)
+    sessions.add_commands(commands, up=False)
+    for name in ("status", "down", "logs"):
+        commands.choices[name].set_defaults(run=sessions.run)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))
@@ -36,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 141
+    except KeyboardInterrupt:
+        return 130
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
@@ -63,6 +77,28 @@ def schema_text() -> str:
 def _config_schema(arguments: argparse.Namespace) -> int:
     del arguments
     sys.stdout.write(schema_text())
+    return 0
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    flow = Workflow(read_yaml(arguments.configfile), [arguments.configfile])
+    if arguments.layout not in flow.experiment.layouts:
+        raise UserError(
+            f"no layout '{arguments.layout}'",
+            where=str(arguments.configfile),
+            mend=f"use one of: {', '.join(flow.experiment.layouts)}",
+        )
+    ensure_serving(flow, say)
+    ensure_model(flow, say)
+    request = SessionRequest(
+        plan=flow.cells.plans[arguments.layout],
+        restart=0,
+        places=places(flow),
+        log_folder=Path(flow.path("logs/sessions")),
+        owner=None,
+        idle_limit_s=None,
+    )
+    sessions.bring_up(request)
     return 0
 
 

@@ -49,12 +49,7 @@ def measure_cell(
         cell,
         CellFiles(Path(flow.path(f"cells/{cell_id}"))),
         order=flow.cells.order(cell_id),
-        places=Places(
-            serving_python=flow.serving_python,
-            workflow_python=Path(sys.executable),
-            repository=REPOSITORY,
-            model=flow.model_source,
-        ),
+        places=places(flow),
         state=state,
         owner=owner,
         log=log.with_suffix(".client.log"),
@@ -62,6 +57,16 @@ def measure_cell(
         environment=environment,
         idle_limit_s=flow.experiment.node.idle_limit_s,
         progress=note,
+    )
+
+
+def places(flow: Workflow) -> Places:
+    """Interpreters and folders of this machine that fill an experiment's plans."""
+    return Places(
+        serving_python=flow.serving_python,
+        workflow_python=Path(sys.executable),
+        repository=REPOSITORY,
+        model=flow.model_source,
     )
 
 
