@@ -175,6 +175,8 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
             with path.open("a", encoding="utf-8") as handle:
                 handle.write(f"{line}\n")
 
+    # A termination is cleaned up after like an interrupt: half-written files go, the status says what happened.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _interrupt_without_owner()
     try:
         yield note

@@ -23,8 +23,8 @@ import pyarrow as pa
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from splitbench.figures.gallery import FigureSpec, Measured, draw, lineage, write_figure
 from splitbench.figures.ecdf import TAIL
+from splitbench.figures.gallery import FigureSpec, Measured, draw, lineage, write_figure
 from splitbench.tables.parts import write_part
 from splitbench.tables.schema import TABLES
 
