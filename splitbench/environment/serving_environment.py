@@ -408,6 +408,6 @@ def _clear(destination: Path) -> None:
     shutil.rmtree(destination)
 
 
-def _last_lines(log: Path, lines: int = 6, characters: int = 900) -> str:
+def _last_lines(log: Path, lines: int = 12, characters: int = 1200) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")
     return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-characters:]
