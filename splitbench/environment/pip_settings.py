@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the user's pip looks for packages, so that other installers can look there too.
 
-pip's order, later wins: global files, the user's file, the file of the environment, PIP_CONFIG_FILE, PIP_* variables
-(pip's user guide, "Configuration"). Sections [global] and [install]; lists are separated by white space.
+pip's order, later wins: global files, the user's file, the file of the environment, PIP_CONFIG_FILE, PIP_*
+variables (pip's user guide, "Configuration"). Sections [global] and [install]; lists are separated by white
+space.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _KEYS = ("index-url", "extra-index-url", "find-links", "cert", "no-index")
 
 @dataclass(frozen=True)
 class PipSettings:
-    """The part of pip's settings that says where packages come from. Addresses may hold credentials: never log them."""
+    """Where packages come from, as pip is set. Addresses may hold credentials: never log them."""
 
     index_url: str | None = None
     extra_index_urls: tuple[str, ...] = ()
@@ -29,7 +30,7 @@ class PipSettings:
 
 
 def read_pip_settings(environment: Mapping[str, str] | None = None) -> PipSettings:
-    """Read pip's files and variables as pip itself would; files that are absent or unreadable count as empty."""
+    """Read pip's files and variables as pip itself would; absent or unreadable files count as empty."""
     environment = os.environ if environment is None else environment
     found: dict[str, str] = {}
     for path in _files(environment):

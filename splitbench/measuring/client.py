@@ -65,7 +65,7 @@ def run_warm(
             connection.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise _gone(socket_path, error.strerror or str(error)) from error
-        # Leaving this block, for whatever reason, closes the connection, and that ends a run that still goes on.
+        # Leaving this block, for whatever reason, closes the connection; that ends a run that goes on.
         lines = _Lines(connection, socket_path)
         stopped: str | None = None
         kill_at_s: float | None = None
@@ -125,7 +125,7 @@ class _Lines:
 
 
 def _signal(pid: int, number: int) -> None:
-    # The server reaps the process only when it reports its end to us, so until then the number is surely its own.
+    # The server reaps the process when it reports its end to us: until then the number is its own.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the benchmark client warm: import vLLM once, then fork one `vllm bench serve` per request.
 
-Run by the serving environment's Python; the standard library is all it needs besides vLLM. What a request runs is
-the `main()` of vLLM's own command line with the request's arguments, in a process of its own: nothing that one run
-loads or changes reaches the next. Only the imports, about 12 s a run, are saved.
+Run by the serving environment's Python; the standard library is all it needs besides vLLM. What a request
+runs is the `main()` of vLLM's own command line with the request's arguments, in a process of its own:
+nothing that one run loads or changes reaches the next. Only the imports, about 12 s a run, are saved.
 
     python client_server.py SOCKET
 
@@ -13,8 +13,9 @@ One request per connection, as lines of JSON:
     <- {"pid": 4711}                                                    at once
     <- {"exit_code": 0, "signal": null, "seconds": 9.1, "cpu_s": 3.2}   when it has ended
 
-A request that makes no sense is answered with {"error": TEXT}. A connection that closes early ends its run. The
-server ends on SIGTERM, and when the process that started it is gone; either way it takes its runs with it.
+A request that makes no sense is answered with {"error": TEXT}. A connection that closes early ends its run.
+The server ends on SIGTERM, and when the process that started it is gone; either way it takes its runs with
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND_LINE = "vllm.entrypoints.cli.main"
-# What `vllm bench serve` loads; all but the command line itself may be absent or elsewhere in another version.
+# What `vllm bench serve` loads. Any of it may be absent or elsewhere in another version.
 WARM = (
     "vllm.entrypoints.cli.benchmark.main",
     "vllm.entrypoints.cli.benchmark.latency",
@@ -273,7 +274,7 @@ def _checked(request: Any) -> dict[str, Any]:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """What Python itself makes of a SystemExit: None is 0, a number is itself, anything else is printed and 1."""
+    """As Python itself: None is 0, a number is itself, anything else is printed and gives 1."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -305,6 +306,16 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
+def _settled_threads() -> int:
+    """Wait until the threads that imports started are gone, so that forking is safe; how many are left."""
+    until_s = time.monotonic() + STOP_S
+    while True:
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        if threads == 1 or time.monotonic() > until_s:
+            return threads
+        time.sleep(0.02)
+
+
 def main() -> int:
     path = Path(sys.argv[1]).absolute()
     parent = os.getppid()
@@ -331,8 +342,9 @@ def main() -> int:
         for name in WARM:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        print(f"ready after {time.monotonic() - started_s:.1f} s, {threads} thread(s)", flush=True)  # noqa: T201
+        threads = _settled_threads()
+        seconds = time.monotonic() - started_s
+        print(f"ready after {seconds:.1f} s with {threads} thread(s)", flush=True)  # noqa: T201
         gc.collect()
         gc.freeze()  # keeps the collector from touching, and so copying, the pages that all runs share
         servers.append(ClientServer(listener, module.main, str(module.__file__)))

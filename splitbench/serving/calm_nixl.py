@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's NixlConnector for machines with few cores: the same protocol, without the two habits that cost them a core.
+"""vLLM's NixlConnector for machines with few cores: the same protocol, without two habits that cost a core.
 
-Loaded by the engine alone, through `kv_connector_module_path` of its kv-transfer-config; nothing that is installed
-is changed. The class keeps the name NixlConnector, because vLLM looks for that name in several places.
+Loaded by the engine alone, through `kv_connector_module_path` of its kv-transfer-config; nothing that is
+installed is changed. The class keeps the name NixlConnector, because vLLM looks for that name in several
+places.
 
-- vLLM moves the worker's main thread to the last core of each NUMA node (`nixl/base_worker.py`, "reserve different
-  cores for start_load_kv()"): two engines that were given a core each then share one. Here the thread goes back.
-- NIXL's Python API builds its agent with `pthrDelay = 0` (`nixl_agent.__init__`), so that UCX's progress thread polls
-  without pause and takes a core from the model. Here it pauses; a transfer is seen that much later at most.
+- vLLM moves the worker's main thread to the last core of each NUMA node (`nixl/base_worker.py`, "reserve
+  different cores for start_load_kv()"): two engines that were given a core each then share one. Here the
+  thread goes back.
+- NIXL's Python API builds its agent with `pthrDelay = 0` (`nixl_agent.__init__`), so that UCX's progress
+  thread polls without pause and takes a core from the model. Here it pauses; a transfer is seen that much
+  later at most.
 
 `kv_connector_extra_config` may set `progress_pause_us` (microseconds, default 1000; 0 is NIXL's own habit).
 """
@@ -32,7 +35,7 @@ PROGRESS_PAUSE_US = 1000
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """The pull connector, made with a calm progress thread and left on the cores that the engine was given."""
+    """The pull connector, made with a calm progress thread and left on the cores the engine was given."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         if role != KVConnectorRole.WORKER:
@@ -48,7 +51,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
         finally:
             os.sched_setaffinity(0, cores)
         if not agents:
-            raise RuntimeError("NIXL made its agent in another way than expected: the progress thread would spin")
+            raise RuntimeError("NIXL made its agent in an unknown way: its progress thread would spin")
         logger.info("NIXL progress thread pauses %d us; worker stays on cores %s", pause_us, sorted(cores))
 
 

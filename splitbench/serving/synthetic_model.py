@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small random Llama, written without torch: weights, config and a tokenizer that round-trips lengths exactly.
+"""A small random Llama, written without torch: weights, config, a tokenizer that round-trips lengths
+exactly.
 
-It exists so that real engines can be measured where there is no GPU and no model hub. Two properties matter more
-than its text. The tokenizer is word level, token i is the word "wi": any list of ids survives decode and encode, so
-a random prompt of N tokens has exactly N tokens. And the greedy answer depends on the whole prompt: a decoder that
-lost or mixed up KV cache gives another answer, where weights of the usual small scale would hide it.
+It exists so that real engines can be measured where there is no GPU and no model hub. Two properties matter
+more than its text. The tokenizer is word level, token i is the word "wi": any list of ids survives decode
+and encode, so a random prompt of N tokens has exactly N tokens. And the greedy answer depends on the whole
+prompt: a decoder that lost or mixed up KV cache gives another answer, where weights of the usual small
+scale would hide it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ RECORD = "synthetic-model.json"
 # Part of the digest: raise it when the same spec gives other bytes.
 _RECIPE = 1
 
-# Standard deviations, as multiples of 1/sqrt(inputs). Queries and keys are large, so that attention picks few tokens
-# instead of averaging all; values and outputs are large, so that what it picks outweighs the token's own embedding.
-# Every layer then spreads each token's influence, and after a few layers the last position depends on all of them.
+# Standard deviations, as multiples of 1/sqrt(inputs). Queries and keys are large, so that attention picks few
+# tokens instead of averaging all; values and outputs are large, so that what it picks outweighs the token's
+# own embedding. Every layer then spreads each token's influence: the last position depends on all of them.
 _GAINS = {
     "q_proj": 2.0,
     "k_proj": 2.0,
@@ -86,9 +88,9 @@ class SyntheticModel(BaseModel):
 
 
 def make_synthetic_model(spec: SyntheticModel, destination: Path) -> dict[str, Any]:
-    """Write the model folder, or find it there; returns its record: spec, digest, parameters, sha256 per file.
+    """Write the model folder, or find it there; returns its record: spec, digest, sizes, sha256 per file.
 
-    The same spec gives the same bytes, on any machine. The folder is written aside and renamed when it is complete.
+    The same spec gives the same bytes, on any machine. The folder is written aside and renamed when complete.
 
     Raises:
         UserError: `destination` exists and is something else.
@@ -134,7 +136,7 @@ def special_tokens(spec: SyntheticModel) -> tuple[int, int]:
 
 
 def _matrices(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, int], float]]:
-    """Name, shape (outputs, inputs) and standard deviation of every weight matrix, in the order of the layers."""
+    """Name, shape (outputs, inputs) and standard deviation of every weight matrix, layer by layer."""
     hidden, wide, kv = spec.hidden_size, spec.intermediate_size, spec.kv_heads * spec.head_size
     yield "model.embed_tokens.weight", (spec.vocabulary, hidden), _EMBEDDING_STD
     shapes = {
@@ -154,7 +156,7 @@ def _matrices(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, int], floa
 
 
 def _uniform(seed: int, name: str, shape: tuple[int, int], std: float) -> npt.NDArray[np.float32]:
-    """Random weights from raw generator bits: those are stable between numpy's versions, its distributions are not."""
+    """Random weights from raw generator bits: stable between numpy's versions, as distributions are not."""
     count = shape[0] * shape[1]
     raw = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])).random_raw(
         (count + 1) // 2
