@@ -202,7 +202,11 @@ class Exchange(asyncio.Protocol):
         if silent_s >= self._limit_s - 0.001:
             self.fail(EngineError(504, self.silence()))
         else:
-            self._timer = self._loop.call_later(self._limit_s - silent_s, self._on_timer)
+            self._timer = self._loop.call_later(self.look_again_s(silent_s), self._on_timer)
+
+    def look_again_s(self, silent_s: float) -> float:
+        """When to look at the silence again."""
+        return self._limit_s - silent_s
 
     def silence(self) -> str:
         """What to say when a limit is reached."""
@@ -214,7 +218,7 @@ class Exchange(asyncio.Protocol):
         self._heard_s = self._clock()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = self._loop.call_later(limit_s, self._on_timer)
+            self._timer = self._loop.call_later(self.look_again_s(0.0), self._on_timer)
 
     def finish(self) -> None:
         """The answer is complete."""

@@ -12,7 +12,7 @@ import orjson
 
 from splitbench.proxy.engines import Engine, content_type
 from splitbench.proxy.relay import Client, Relay
-from splitbench.proxy.wire import EngineError, WholeChunks, chunk
+from splitbench.proxy.wire import ONE_CHUNK_HEADS, SMALL_READ_BYTES, EngineError, WholeChunks, chunk
 
 MAX_EVENT_BYTES = 64 * 2**20
 MAX_REFUSAL_BYTES = 2**20
@@ -113,22 +113,30 @@ class EventRelay(Relay):
         self._head_out = b""
         return data
 
+    def data_received(self, data: bytes) -> None:
+        # As in `Relay`, for a chunk that is one event without usage. Quotes within JSON strings are escaped,
+        # so that the key is a real one.
+        if (
+            self._passing
+            and (size := len(data)) < SMALL_READ_BYTES
+            and data.startswith(ONE_CHUNK_HEADS[size])
+            and data.find(b"\n\n") == size - 4
+            and data.endswith(b"\r\n")
+            and b'"prompt_tokens"' not in data
+        ):
+            self.reads += 1
+            self._tail = data
+            self._write(self.rewriter.patch(data))
+        else:
+            self._take(data)
+
+    def _may_pass(self, chunks: WholeChunks) -> bool:
+        return chunks.between and self._streams and self.rewriter.quick and not self._splitter.rest
+
     def _write_whole(self, whole: bytes, chunks: WholeChunks) -> None:
         if self._head_out:
             self._with_head(b"")
-        # One chunk that is one event. Quotes within JSON strings are escaped, so the key is a real one.
-        if (
-            self._streams
-            and self.rewriter.quick
-            and chunks.count == 1
-            and not self._splitter.rest
-            and whole.endswith(b"\n\n\r\n")
-            and b'"prompt_tokens"' not in whole
-            and whole.count(b"\n\n") == 1
-        ):
-            self._write(self.rewriter.patch(whole))
-        else:
-            self._take_body(payload_of(whole))
+        self._take_body(payload_of(whole))
 
     def _write_other(self, data: bytes) -> None:
         if self._head_out:

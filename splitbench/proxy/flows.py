@@ -131,24 +131,26 @@ class Answer:
     def begin(self) -> None:
         """Send the head, once."""
         if not self._begun:
-            self._begun = True
-            call = self.call
-            call.client.started = True
-            call.record.status = 200
-            call.record.stages["first_byte"] = time.monotonic()
-            close = not call.request.keep_alive
-            call.client.write(relayed_head(200, STREAM_HEADERS, call.record.id, close))
+            self.call.client.write(self._head())
 
     def send(self, payload: bytes) -> None:
         """Send events."""
-        self.begin()
-        self.call.client.write(chunk(payload))
+        self.call.client.write(self._head() + chunk(payload))
 
     def end(self, payload: bytes) -> None:
         """Send the last events and end the answer."""
-        self.begin()
-        self.call.client.write((chunk(payload) if payload else b"") + LAST_CHUNK)
+        self.call.client.write(self._head() + (chunk(payload) if payload else b"") + LAST_CHUNK)
         self.call.record.stages["last_byte"] = time.monotonic()
+
+    def _head(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        call = self.call
+        call.client.started = True
+        call.record.status = 200
+        call.record.stages["first_byte"] = time.monotonic()
+        return relayed_head(200, STREAM_HEADERS, call.record.id, not call.request.keep_alive)
 
     def break_off(self, error: EngineError) -> None:
         """Say what failed, and leave the answer without its end (see `Relay.break_off`)."""

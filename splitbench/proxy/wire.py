@@ -23,6 +23,7 @@ FORWARDED_HEADERS = frozenset(
     (b"authorization", b"accept", b"traceparent", b"tracestate", b"x-data-parallel-rank")
 )
 
+SMALL_READ_BYTES = 4096
 MAX_CHUNK_HEAD_BYTES = 4096
 MAX_CHUNK_BYTES = 64 * 2**20
 
@@ -131,22 +132,40 @@ LAST_CHUNK = b"0\r\n\r\n"
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
+def _heads_by_size() -> list[bytes]:
+    heads = [b"\xff"] * SMALL_READ_BYTES
+    for length in range(1, SMALL_READ_BYTES):
+        head = b"%x\r\n" % length
+        size = len(head) + length + 2
+        if size < SMALL_READ_BYTES:
+            heads[size] = head
+    return heads
+
+
+# By the size of a read: how it begins if it is exactly one chunk. Tells the common case in one comparison.
+ONE_CHUNK_HEADS = _heads_by_size()
+
+
 class WholeChunks:
     """Cut a chunked body at chunk ends, leaving the bytes as they are.
 
     The relay passes only whole chunks on, so that it can still speak for itself (an error event) when the
     engine dies in the middle of one. `done` turns true with the last chunk; `rest` then holds bytes beyond
-    the body, which an engine must not send. `count` is the number of chunks in what the last `feed` gave.
+    the body, which an engine must not send.
     """
 
-    __slots__ = ("_held", "_need", "count", "done", "rest")
+    __slots__ = ("_held", "_need", "done", "rest")
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._need = 0
-        self.count = 0
         self.done = False
         self.rest = b""
+
+    @property
+    def between(self) -> bool:
+        """Whether a chunk's head comes next."""
+        return not self._held and not self.done
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they arrived; give those that end with a chunk (possibly none).
@@ -161,7 +180,6 @@ class WholeChunks:
             data = bytes(self._held)
             self._held.clear()
         self._need = 0
-        count = 0
         start, size = 0, len(data)
         while start < size:
             line_end = data.find(b"\r\n", start, start + MAX_CHUNK_HEAD_BYTES)
@@ -183,7 +201,6 @@ class WholeChunks:
                 if data[end - 2 : end] != b"\r\n":
                     raise FramingError("chunk longer than it says")
                 start = end
-                count += 1
             elif length == 0:
                 end = _trailer_end(data, line_end)
                 if end < 0:
@@ -191,12 +208,10 @@ class WholeChunks:
                         raise FramingError("trailer without an end")
                     break
                 self.done = True
-                self.count = count + 1
                 self.rest = data[end:]
                 return data[:end]
             else:
                 raise FramingError("negative chunk length")
-        self.count = count
         if start == size:
             return data
         self._held += data[start:]
