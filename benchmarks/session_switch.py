@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session costs beside its engines: switching against bare stop and start, and processor time when idle.
+"""What a session costs beside its engines: switching against bare stop and start; processor time when idle.
 
     python -m benchmarks.session_switch --rounds 10
 
@@ -114,7 +114,7 @@ def main() -> None:
         bare, switch = statistics.median(bare_s), statistics.median(session_s)
         print(f"bare stop + start: median {bare:.2f} s of {options.rounds}")
         print(
-            f"session switch:    median {switch:.2f} s, {switch / bare:.2f} times bare, {switch - bare:+.2f} s"
+            f"session switch:    median {switch:.2f} s, {switch / bare:.2f} of bare, {switch - bare:+.2f} s"
         )
         reuse_s = []
         for _ in range(20):
