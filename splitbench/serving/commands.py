@@ -129,7 +129,9 @@ def status_text(*, as_json: bool = False) -> str:
             lines.append(f"  last: {session['label']}, {session['reason'] or 'its supervisor was killed'}")
         leftovers = [each for each in (session or {}).get("processes", []) if each["alive"]]
         if leftovers:
-            lines.append(f"  {len(leftovers)} processes were left behind: splitbench down ends them")
+            lines.append(
+                f"  still running of it: {len(leftovers)} of its processes; splitbench down ends them"
+            )
     else:
         age_s = time.time() - session["started_at"]
         owner = f"owner pid {session['owner'].partition(':')[0]}" if session["owner"] else "started by hand"

@@ -191,7 +191,7 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
 
         left = found()
         if left:
-            progress(f"ending {len(left)} processes that a killed supervisor left behind")
+            progress(f"ending what a killed supervisor left behind ({len(left)} of its processes)")
             leaders = [process for process in roots if process in left]
             grace_s = min(LEFTOVER_GRACE_S, float(record.get("grace_s", LEFTOVER_GRACE_S)))
             ending = asyncio.run(end_processes(leaders, found, grace_s))

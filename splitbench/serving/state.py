@@ -123,15 +123,23 @@ def read_record(path: Path) -> dict[str, Any] | None:
 # -- the node's lock -----------------------------------------------------------------------------------------
 @contextmanager
 def node_lock(
-    state: Path, purpose: str, announce: Callable[[str], None], *, poll_s: float = 0.25
+    state: Path,
+    purpose: str,
+    announce: Callable[[str], None],
+    *,
+    owner: Owner | None = None,
+    poll_s: float = 0.25,
 ) -> Iterator[None]:
     """Have the node to oneself for the time of the block: one measurement at a time, whoever schedules them.
 
-    The lock goes with the process that holds it, so that nobody has to clean up after a crash.
+    The lock goes with the process that holds it, so that nobody has to clean up after a crash. Between two
+    measurements of a workflow its session stays up; with `owner`, another workflow's session is waited for as
+    well, or two workflows would take turns and each cell would pay for a start of its engines.
 
     Args:
         purpose: what the node is wanted for, shown to those who wait ("cell pd-1+1core/long/c8/0-0").
         announce: told at once, and then every minute, for whom the caller waits.
+        owner: the workflow that asks.
         poll_s: seconds between two tries.
     """
     from filelock import FileLock, Timeout
@@ -143,19 +151,36 @@ def node_lock(
     while True:
         try:
             lock.acquire(timeout=0)
-            break
+            before_us = _session_of_another(state, owner)
+            if before_us is None:
+                break
+            lock.release()
         except Timeout:
-            waited = time.monotonic() - begun
-            if waited - announced >= _ANNOUNCE_EVERY_S:
-                announced = waited
-                announce(f"waiting for {lock_holder(state)}" + (f", {waited:.0f} s" if waited >= 1 else ""))
-            time.sleep(poll_s)
+            before_us = lock_holder(state)
+        waited = time.monotonic() - begun
+        if waited - announced >= _ANNOUNCE_EVERY_S:
+            announced = waited
+            announce(f"waiting for {before_us}" + (f", {waited:.0f} s" if waited >= 1 else ""))
+        time.sleep(poll_s)
     try:
         write_json(note, {"purpose": purpose, "process": str(ProcessId.current()), "since": time.time()})
         yield
     finally:
         note.unlink(missing_ok=True)
         lock.release()
+
+
+def _session_of_another(state: Path, owner: Owner | None) -> str | None:
+    """The session of another workflow that is up now, for a person; None when there is none."""
+    record = read_record(session_record(state))
+    if owner is None or record is None or record["phase"] not in ("starting", "ready"):
+        return None
+    if record["owner"] in (None, str(owner)) or not ProcessId.parse(record["supervisor"]).alive():
+        return None
+    other = ProcessId.parse(record["owner"])
+    return (
+        f"the workflow of pid {other.pid}, whose session {record['label']} is up" if other.alive() else None
+    )
 
 
 def lock_holder(state: Path) -> str:

@@ -21,7 +21,7 @@ import pytest
 from splitbench.serving import ending, ports
 from splitbench.serving.failures import SessionError
 from splitbench.serving.processes import ProcessId, environment, marked
-from splitbench.serving.session import Owner, acquire, status, stop
+from splitbench.serving.session import Owner, acquire, node_lock, status, stop
 from splitbench.serving.state import read_record, session_record
 from tests.fakes.layouts import aggregated, disaggregated, free_ports, request, warm_client
 
@@ -209,6 +209,21 @@ def test_a_workflow_ends_only_its_own_session(state: Path, tmp_path: Path) -> No
         assert stop(state, owner=owner_of(other)) is False
         assert status(state)["supervisor"]
         assert stop(state, owner=Owner.current()) is True
+
+
+def test_another_workflow_waits_while_a_session_is_up(state: Path, tmp_path: Path) -> None:
+    with another_process() as first:
+        theirs = request(aggregated(free_ports(1)[0]), tmp_path, owner=owner_of(first), idle_limit_s=0.5)
+        with node_lock(state, "their cell", Told(), owner=theirs.owner):
+            acquire(theirs, Told(), state=state).close()
+        with node_lock(state, "their next cell", Told(), owner=theirs.owner):
+            pass  # they don't wait for themselves
+        said = Told()
+        with node_lock(state, "our cell", said, owner=Owner.current(), poll_s=0.02):
+            record = read_record(session_record(state))
+    assert record is not None
+    assert record["reason"] == "not used for 0.5 s"
+    assert said == [f"waiting for the workflow of pid {first.pid}, whose session {theirs.label} is up"]
 
 
 # -- loss ----------------------------------------------------------------------------------------------------
