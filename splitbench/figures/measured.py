@@ -18,7 +18,7 @@ from splitbench.figures.ecdf import Floats
 from splitbench.serving.plan import Budget, Kind
 from splitbench.tables.schema import TABLES
 
-Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms"]
+Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms", "handoff_gap_ms"]
 KINDS: tuple[Kind, ...] = ("aggregated", "replicas", "pd")
 KIND_WORDS: dict[Kind, str] = {"aggregated": "aggregated", "replicas": "replicas", "pd": "PD"}
 

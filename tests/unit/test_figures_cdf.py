@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from splitbench.errors import UserError
-from splitbench.figures import Drawn, FigureSpec, Measured, Window, draw
+from splitbench.figures import FIGURE_NAMES, Drawn, FigureSpec, Measured, Window, draw
 from splitbench.figures.style import layout_strokes, load_strokes
 
 
@@ -170,6 +170,25 @@ def test_load_colours_darken_and_stand_out_from_paper() -> None:
     light = [luminance(stroke["color"]) for stroke in load_strokes([1, 2, 4, 8, 16, 32]).values()]
     assert light == sorted(light, reverse=True)
     assert min(1.05 / (value + 0.05) for value in light) > 2.2
+
+
+def test_hand_off_gaps_show_only_where_the_prefiller_sends_the_first_token() -> None:
+    drawn = draw(measured(), spec("handoff_gap_by_concurrency"))
+    assert sorted(set(drawn.data["layout"])) == ["pd-tp2", "pd-tp4"]
+    # A gap may be negative; the axis holds it.
+    assert drawn.figure.axes[0].get_xlim()[0] <= drawn.data["x_ms"].min() < 0
+    assert clashes(drawn) == []
+    with pytest.raises(UserError, match="no hand-off gap shows"):
+        draw(measured(), spec("handoff_gap_by_concurrency", layouts=["agg-tp4"]))
+
+
+def test_every_figure_of_the_list_can_be_drawn() -> None:
+    m = measured()
+    for name in FIGURE_NAMES:
+        drawn = draw(m, spec(name))
+        assert len(drawn.data) > 0
+        assert drawn.caption.endswith(".")
+        assert clashes(drawn) == [], name
 
 
 def test_one_concurrency_is_the_highest_that_all_have() -> None:
