@@ -23,6 +23,7 @@ Chunks = Callable[[], Iterable[Floats]]
 _SIGN = np.uint64(1 << 63)
 _LEVELS = (22, 21, 21)
 """Bits that each pass looks at, from the top; the first takes sign, exponent and 10 bits of the mantissa."""
+_FIRST_SHIFT = np.uint64(64 - _LEVELS[0])
 _COLLECT = 1 << 21
 """Values that may be held at once (16 MiB) when the last pass picks order statistics."""
 
@@ -61,56 +62,72 @@ def quantiles(values: Floats | Chunks, ps: Sequence[float]) -> Floats:
         raise ValueError(f"quantile levels must lie between 0 and 1, got {list(ps)}")
     if not callable(values):
         return np.asarray(np.quantile(values, levels)) if len(values) else np.full(len(levels), np.nan)
-    return distribution(values, levels).quantiles
+    return Distribution(values).quantiles(levels)
 
 
-class Distribution(NamedTuple):
-    """What two or three passes over the values give."""
+class Distribution:
+    """The distribution of values that do not fit into memory, from one pass; quantiles take one or two more.
 
-    n: int
-    quantiles: Floats
-    ecdf: Curve
-
-
-def distribution(values: Chunks, ps: Sequence[float] | Floats) -> Distribution:
-    """Exact quantiles and the ECDF of values that do not fit into memory.
-
-    The ECDF is exact at each of its points, which lie at most 0.1 % apart (relative) where there are values.
-
-    Args:
-        values: a source of chunks.
-        ps: levels from 0 to 1.
+    Attributes:
+        n: number of values.
+        has_nan: whether a NaN is among them; every quantile is NaN then, as numpy has it.
     """
-    levels = np.asarray(ps, dtype=np.float64)
-    counts = np.zeros(1 << _LEVELS[0], dtype=np.int64)
-    shift = np.uint64(64 - _LEVELS[0])
-    n, missing = 0, False
-    for chunk in values():
-        if not len(chunk):
-            continue
-        missing = missing or bool(np.isnan(chunk).any())
-        bins = (_ordered_bits(chunk) >> shift).astype(np.int64)
-        lowest = int(bins.min())
-        found = np.bincount(bins - lowest)
-        counts[lowest : lowest + len(found)] += found
-        n += len(chunk)
-    if not n or missing:
-        return Distribution(n, np.full(len(levels), np.nan), Curve(np.empty(0), np.empty(0)))
-    places = levels * (n - 1)
-    below = np.floor(places).astype(np.int64)
-    above = np.minimum(below + 1, n - 1)
-    ranks = np.unique(np.concatenate([below, above]))
-    picked = dict(zip(ranks.tolist(), _order_statistics(values, ranks, counts), strict=True))
-    # numpy's own interpolation between the two neighbours, so that every rounding is numpy's.
-    result = np.array(
-        [
-            np.quantile([picked[a], picked[b]], place - a)
-            for a, b, place in zip(below.tolist(), above.tolist(), places.tolist(), strict=True)
-        ]
-    )
-    used = np.flatnonzero(counts)
-    edges = _from_ordered_bits(((used.astype(np.uint64) + np.uint64(1)) << shift) - np.uint64(1))
-    return Distribution(n, result, Curve(edges, np.cumsum(counts[used]) / n))
+
+    def __init__(self, values: Chunks) -> None:
+        self._values = values
+        self._base = 0  # number of the bin that counts[0] counts
+        self._counts = np.zeros(0, dtype=np.int64)
+        self.n = 0
+        self.has_nan = False
+        for chunk in values():
+            if not len(chunk):
+                continue
+            self.has_nan = self.has_nan or bool(np.isnan(chunk).any())
+            bins = (_ordered_bits(chunk) >> _FIRST_SHIFT).astype(np.int64)
+            lowest = int(bins.min())
+            self._add(lowest, np.bincount(bins - lowest))
+            self.n += len(chunk)
+
+    def _add(self, base: int, counts: npt.NDArray[np.int64]) -> None:
+        if not len(self._counts):
+            self._base, self._counts = base, counts.astype(np.int64)
+            return
+        low = min(base, self._base)
+        high = max(base + len(counts), self._base + len(self._counts))
+        if (low, high) != (self._base, self._base + len(self._counts)):
+            grown = np.zeros(high - low, dtype=np.int64)
+            grown[self._base - low : self._base - low + len(self._counts)] = self._counts
+            self._base, self._counts = low, grown
+        self._counts[base - low : base - low + len(counts)] += counts
+
+    def quantiles(self, ps: Sequence[float] | Floats) -> Floats:
+        """Exact quantiles at these levels, linear between order statistics."""
+        levels = np.asarray(ps, dtype=np.float64)
+        if not self.n or self.has_nan:
+            return np.full(len(levels), np.nan)
+        places = levels * (self.n - 1)
+        below = np.floor(places).astype(np.int64)
+        above = np.minimum(below + 1, self.n - 1)
+        ranks = np.unique(np.concatenate([below, above]))
+        picked = dict(
+            zip(ranks.tolist(), _order_statistics(self._values, ranks, self._base, self._counts), strict=True)
+        )
+        # numpy's own interpolation between the two neighbours, so that every rounding is numpy's.
+        return np.array(
+            [
+                np.quantile([picked[a], picked[b]], place - a)
+                for a, b, place in zip(below.tolist(), above.tolist(), places.tolist(), strict=True)
+            ]
+        )
+
+    @property
+    def ecdf(self) -> Curve:
+        """The ECDF, exact at points that lie at most 0.1 % apart (relative) where there are values."""
+        if not self.n or self.has_nan:
+            return Curve(np.empty(0), np.empty(0))
+        used = np.flatnonzero(self._counts)
+        edges = (((used + self._base).astype(np.uint64) + np.uint64(1)) << _FIRST_SHIFT) - np.uint64(1)
+        return Curve(_from_ordered_bits(edges), np.cumsum(self._counts[used]) / self.n)
 
 
 def _ordered_bits(values: Floats) -> npt.NDArray[np.uint64]:
@@ -126,19 +143,20 @@ def _from_ordered_bits(bits: npt.NDArray[np.uint64]) -> Floats:
 
 
 def _order_statistics(
-    values: Chunks, ranks: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    values: Chunks, ranks: npt.NDArray[np.int64], base: int, counts: npt.NDArray[np.int64]
 ) -> list[float]:
     """The values at these ranks (from 0), by radix selection; each pass narrows every rank to one bin.
 
     Args:
         values: the source.
         ranks: ascending and distinct.
+        base: number of the first of these bins.
         counts: number of values in each bin of the first level.
     """
     resolved = _LEVELS[0]
     cumulated = np.cumsum(counts)
     bins = np.searchsorted(cumulated, ranks, side="right")
-    prefixes = bins.astype(np.uint64)
+    prefixes = (bins + base).astype(np.uint64)
     rest = ranks - (cumulated[bins] - counts[bins])
     sizes = counts[bins]
     for width in (*_LEVELS[1:], 0):
@@ -199,7 +217,7 @@ def _collect(
 def ecdf(values: Floats | Chunks) -> Curve:
     """Share of values at or below each distinct value; for chunks, exact at points at most 0.1 % apart."""
     if callable(values):
-        return distribution(values, []).ecdf
+        return Distribution(values).ecdf
     x, counts = np.unique(values, return_counts=True)
     return Curve(x, np.cumsum(counts) / max(len(values), 1))
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from splitbench.errors import UserError
+from splitbench.statistics.clusters import Clustered, clustered
 from splitbench.tables.schema import CELLS, TABLES
 
 Floats = npt.NDArray[np.float64]
@@ -146,3 +147,78 @@ def connect(parts: Iterable[Path]) -> Any:
         else:
             connection.from_arrow(open_table([], name).to_table()).create_view(name)
     return connection
+
+
+def sql(parts: Iterable[Path], statement: str) -> pa.Table:
+    """Answer of an SQL statement over the tables `cells`, `requests`, `tokens`, ... of these parts.
+
+    Raises:
+        UserError: duckdb refuses the statement.
+    """
+    import duckdb
+
+    try:
+        answer = connect(parts).sql(statement)
+        # Statements that select nothing (SET, CREATE ...) answer with None.
+        return pa.table({}) if answer is None else answer.to_arrow_table()
+    except duckdb.Error as error:
+        raise UserError(f"the statement cannot be answered: {error}", where="sql") from error
+
+
+def clustered_itls(parts: Iterable[Path]) -> Clustered:
+    """ITLs of one layout at one load, with the units that vary independently; read anew at every pass.
+
+    Server starts are the units where there are two or more among these cells, else runs, else requests.
+
+    Args:
+        parts: the cells of one layout, workload and load.
+    """
+    listed = list(parts)
+    rows = cells(listed)
+    starts, level = _units(rows)
+    if level == "request":
+        return _by_request(listed)
+    total = requests(listed, ["ok"], pc.field("ok")).num_rows
+
+    def values() -> Iterator[tuple[Floats, int]]:
+        for part, unit in zip(listed, starts, strict=True):
+            for batch in tokens([part], ["itl_ms"]):
+                if batch.num_rows:
+                    yield batch.column(0).to_numpy(), unit
+
+    return Clustered(values, max(starts) + 1, level, total)
+
+
+def _units(rows: pa.Table) -> tuple[list[int], str]:
+    restarts = rows["restart"].to_pylist()
+    distinct = list(dict.fromkeys(restarts))
+    if len(distinct) >= 2:
+        return [distinct.index(r) for r in restarts], "restart"
+    return list(range(len(restarts))), "run" if len(restarts) >= 2 else "request"
+
+
+def _by_request(parts: Sequence[Path]) -> Clustered:
+    answered = requests(parts, ["request", "itls"], (pc.field("ok")) & (pc.field("itls") > 0))
+    numbers = np.asarray(answered["request"].to_numpy(), dtype=np.int64)
+    place = np.zeros(int(numbers.max()) + 1 if len(numbers) else 0, dtype=np.int64)
+    place[numbers] = np.arange(len(numbers))
+
+    def values() -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
+        for batch in tokens(parts, ["request", "itl_ms"]):
+            if batch.num_rows:
+                yield batch.column(1).to_numpy(), place[batch.column(0).to_numpy()]
+
+    return Clustered(values, len(numbers), "request", len(numbers))
+
+
+def clustered_requests(parts: Iterable[Path], column: str) -> Clustered:
+    """A request-level metric of one layout at one load, with its independent units, as for ITLs."""
+    listed = list(parts)
+    starts, level = _units(cells(listed))
+    per_cell = [request_values([part], column) for part in listed]
+    values = np.concatenate(per_cell) if per_cell else np.empty(0)
+    if level == "request":
+        labels = np.arange(len(values))
+    else:
+        labels = np.repeat(np.array(starts, dtype=np.int64), [len(v) for v in per_cell])
+    return clustered(values, labels, level)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares and quantiles of values that depend on each other, as the ITLs of a request or of a server start do.
+
+What varies independently is the *unit*: the server start (restart) where there are two or more, else the run,
+else the request. A unit carries everything that varies inside it, so the spread between units is the whole
+uncertainty, and with few units Student's t pays for knowing that spread badly. The interval of a quantile is
+made in the probability scale and read back through the values (Woodruff 1952), as a beta interval with the
+effective number of independent values (Korn and Graubard 1998); with independent values it becomes the
+binomial interval of the order statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta, t
+
+from splitbench.statistics.quantiles import Distribution, Floats, Gate, Interval, sample_gate
+
+Ints = npt.NDArray[np.int64]
+Labelled = Callable[[], Iterable[tuple[Floats, Ints | int]]]
+"""Gives, at every call, values some at a time, each with its unit's number (or one for the whole chunk)."""
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """Values with the units that vary independently.
+
+    Attributes:
+        values: the values and their units, numbered from 0.
+        units: number of units.
+        level: what a unit is: `restart`, `run` or `request`.
+        requests: number of requests behind the values.
+    """
+
+    values: Labelled
+    units: int
+    level: str
+    requests: int
+
+    def chunks(self) -> Iterable[Floats]:
+        """The values alone."""
+        for values, _ in self.values():
+            yield values
+
+
+def clustered(values: Floats, labels: Ints, level: str, requests: int | None = None) -> Clustered:
+    """Values in memory with one unit label each (any whole numbers)."""
+    _, numbered = np.unique(labels, return_inverse=True)
+    numbered = numbered.astype(np.int64)
+    units = int(numbered.max()) + 1 if len(numbered) else 0
+    return Clustered(
+        lambda: [(values, numbered)], units, level, len(values) if requests is None else requests
+    )
+
+
+def counts_below(sample: Clustered, threshold: float) -> tuple[Floats, Floats]:
+    """Per unit: how many values are at or below the threshold, and how many there are."""
+    below, total = np.zeros(sample.units), np.zeros(sample.units)
+    for values, label in sample.values():
+        under = values <= threshold
+        if isinstance(label, int | np.integer):
+            below[label] += np.count_nonzero(under)
+            total[label] += len(values)
+        else:
+            below += np.bincount(label, weights=under, minlength=sample.units)
+            total += np.bincount(label, minlength=sample.units)
+    return below, total
+
+
+def effective_size(hits: Floats, totals: Floats) -> tuple[float, float]:
+    """Share over all units, and how many independent values would know it as well as these units do.
+
+    Args:
+        hits: per unit, how many values are hits.
+        totals: per unit, how many values there are.
+
+    Returns:
+        The share, and the effective size with the price of few units already taken off; NaN with fewer than
+        two units.
+    """
+    units, n = len(totals), float(totals.sum())
+    share = float(hits.sum() / n) if n else math.nan
+    if units < 2 or not n:
+        return share, math.nan
+    spread = float(np.sum(((hits - share * totals) / n) ** 2)) * units / (units - 1)
+    independent = share * (1 - share) / spread if spread > 0 else n
+    # The same interval width as Student's t would give with one degree of freedom per unit less one.
+    price = (t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, units - 1)) ** 2
+    return share, float(min(independent * price, n))
+
+
+def share_interval(share: float, size: float, confidence: float = 0.95) -> Interval:
+    """Interval of a share known as well as from `size` independent values; 0 to 1 if nothing is known."""
+    if not size > 0 or math.isnan(share):
+        return Interval(0.0, 1.0, confidence)
+    tail = (1 - confidence) / 2
+    hits = share * size
+    low = float(beta.ppf(tail, hits + 0.5, size - hits + 0.5)) if hits > 0 else 0.0
+    high = float(beta.ppf(1 - tail, hits + 0.5, size - hits + 0.5)) if hits < size else 1.0
+    return Interval(low, high, confidence)
+
+
+def clustered_share(hits: Floats, totals: Floats, confidence: float = 0.95) -> tuple[float, Interval]:
+    """A share and its interval from counts per unit, as in the share of requests that meet an SLO."""
+    share, size = effective_size(np.asarray(hits, np.float64), np.asarray(totals, np.float64))
+    if share in (0.0, 1.0) and len(totals) >= 2:
+        # No unit differs from another: the requests' own number bounds the share (rule of three), paid for
+        # few units.
+        n = float(np.sum(totals))
+        size = n * (t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, len(totals) - 1)) ** 2
+    return share, share_interval(share, size, confidence)
+
+
+@dataclass(frozen=True)
+class ClusteredReading:
+    """A quantile of clustered values, ready to print.
+
+    Attributes:
+        p: the level, 0 to 1.
+        value: the exact quantile of all values.
+        interval: its interval; an end that the sample cannot give is infinite.
+        gate: whether the number of requests supports the level.
+        level: what was taken as independent: `restart`, `run` or `request`.
+        units: how many of these there are.
+    """
+
+    p: float
+    value: float
+    interval: Interval
+    gate: Gate
+    level: str
+    units: int
+
+    @property
+    def text(self) -> str:
+        """The percentile as it may be printed, as in `>= 12.3 (n=320, needs 368)`."""
+        return self.gate.text(self.value, self.interval.low if self.p >= 0.5 else self.interval.high)
+
+
+def clustered_quantile(sample: Clustered, p: float, confidence: float = 0.95) -> ClusteredReading:
+    """Quantile of clustered values with its interval; a few passes over the values, none holds them all.
+
+    Args:
+        sample: the values and their units.
+        p: the level, strictly between 0 and 1.
+        confidence: of the two-sided interval.
+    """
+    distribution = Distribution(sample.chunks)
+    value = float(distribution.quantiles([p])[0])
+    gate = sample_gate(p, sample.requests, confidence)
+    low, high = -math.inf, math.inf
+    if distribution.n and not distribution.has_nan:
+        _, size = effective_size(*counts_below(sample, value))
+        tail = (1 - confidence) / 2
+        if size > 0:
+            bounds = share_interval(p, size, confidence)
+            ends = distribution.quantiles([bounds.low, bounds.high])
+            low = float(ends[0]) if (1 - p) ** size <= tail else -math.inf
+            high = float(ends[1]) if p**size <= tail else math.inf
+    return ClusteredReading(p, value, Interval(low, high, confidence), gate, sample.level, sample.units)
