@@ -43,7 +43,7 @@ def render(report: Report) -> str:
         counts={
             "cells": len(verdicts),
             "invalid": verdicts.count("invalid"),
-            "warn": verdicts.count("warn"),
+            "unchecked": sum(not isinstance(verdict, str) for verdict in verdicts),
             "layouts": measured.cells["layout"].nunique(),
             "workloads": len(measured.workloads),
         },

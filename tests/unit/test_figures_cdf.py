@@ -31,7 +31,7 @@ def texts(figure: Figure) -> list[str]:
 def clashes(drawn: Drawn) -> list[str]:
     """Legends, titles, axis labels and tick labels that leave the paper or lie on one another."""
     figure = drawn.figure
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     boxes = [("legend", legend.get_window_extent()) for legend in figure.legends]
     boxes += [(text.get_text(), text.get_window_extent()) for text in figure.texts]
     for ax in figure.axes:
@@ -40,9 +40,7 @@ def clashes(drawn: Drawn) -> list[str]:
             for part in (ax._left_title, ax.title, ax.xaxis.label, ax.yaxis.label)
             if part.get_text()
         ]
-        ticks = [ax.xaxis.get_tightbbox(for_layout_only=False)]
         boxes += [("panel", ax.get_window_extent())]
-        assert ticks
     found = []
     for name, box in boxes:
         if box.x0 < -1 or box.y0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:

@@ -56,6 +56,16 @@ def test_an_invalid_cell_without_checks_still_says_so() -> None:
     assert m.samples("long", layout(m, "agg-tp4"), 8, "ttft_ms")[0].reasons == ("a check failed",)
 
 
+def test_checks_give_the_verdict_that_a_cells_row_lacks() -> None:
+    found = tables(invalid=(("agg-tp4", 8),))
+    found["cells"]["verdict"] = None
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    verdicts = m.cells.set_index("cell_id")["verdict"]
+    assert verdicts["agg-tp4-0a0a0a0a/long-0b0b0b0b/c8/0-0"] == "invalid"
+    assert (verdicts == "ok").sum() == 11
+    assert not m.samples("long", layout(m, "agg-tp4"), 8, "itl_ms")[0].valid
+
+
 def test_a_cell_with_totals_only_is_no_result() -> None:
     found = tables()
     m = Measured.from_frames(found["cells"], found["requests"].iloc[:0], found["tokens"].iloc[:0])
@@ -111,5 +121,5 @@ def test_unknown_names_say_what_there_is(workload: str, names: list[str], says: 
 
 
 def test_a_missing_part_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cell\.parquet: no cells part"):
+    with pytest.raises(UserError, match=r"has no cell\.parquet"):
         Measured.from_folders([tmp_path])

@@ -199,6 +199,15 @@ def test_a_missing_figure_is_named(tmp_path: Path) -> None:
         render(Report("x", measured(loads=(1, 8)), figures=[tmp_path / "nothing"]))
 
 
+def test_cells_that_nobody_checked_are_called_out() -> None:
+    found = tables(loads=(1, 8))
+    found["cells"]["verdict"] = None
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"])
+    text = Page(render(Report("x", m))).text
+    assert "8 of 8 cells were never checked" in text
+    assert "unchecked" in text
+
+
 def test_open_loop_cells_show_their_rate() -> None:
     found = tables(loads=(8,))
     found["cells"]["concurrency"] = np.nan
