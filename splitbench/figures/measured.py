@@ -15,6 +15,7 @@ import pandas as pd
 from splitbench.errors import UserError
 from splitbench.figures.ecdf import Floats
 from splitbench.serving.plan import Budget, Kind
+from splitbench.statistics.clusters import Clustered, clustered
 from splitbench.tables import dataset
 
 Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms", "handoff_gap_ms"]
@@ -216,6 +217,32 @@ class Measured:
         found = self.tokens(cell_id).itl_ms if itls else rows[metric].to_numpy(dtype=np.float64)
         found = found[np.isfinite(found)]
         return np.sort(found), len(rows)
+
+    def units(self, cell_ids: Sequence[str], metric: Metric) -> Clustered:
+        """A latency of cells of one layout, workload and load, with the units that vary independently.
+
+        Units are server starts where there are two or more, else runs, else requests.
+        """
+        chosen = self.cells.set_index("cell_id").loc[list(cell_ids)]
+        restarts = [int(value) for value in chosen["restart"]]
+        if len(set(restarts)) < 2 and len(cell_ids) < 2:
+            return self._by_request(cell_ids[0], metric)
+        level = "restart" if len(set(restarts)) > 1 else "run"
+        parts = [self.values(cell_id, metric) for cell_id in cell_ids]
+        names = restarts if level == "restart" else list(range(len(parts)))
+        labels = np.repeat(np.array(names, dtype=np.int64), [values.size for values, _ in parts])
+        return clustered(
+            np.concatenate([values for values, _ in parts]), labels, level, sum(count for _, count in parts)
+        )
+
+    def _by_request(self, cell_id: str, metric: Metric) -> Clustered:
+        if metric == "itl_ms":
+            tokens = self.tokens(cell_id)
+            finite = np.isfinite(tokens.itl_ms)
+            _, count = self.values(cell_id, "ttft_ms")
+            return clustered(tokens.itl_ms[finite], tokens.request[finite].astype(np.int64), "request", count)
+        values, count = self.values(cell_id, metric)
+        return clustered(values, np.arange(values.size, dtype=np.int64), "request", count)
 
     @property
     def workloads(self) -> list[str]:
