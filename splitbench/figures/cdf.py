@@ -43,6 +43,8 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
         UserError: no such workload, layout or concurrency, or nothing but totals was recorded.
     """
     layouts = measured.layouts(spec.workload, spec.layouts)
+    if metric == "handoff_gap_ms":
+        layouts = _handing_off(layouts, spec)
     found = measured.concurrencies(spec.workload, layouts)
     wanted = sorted(set(spec.concurrencies) or {value for values in found.values() for value in values})
     per_layout = {
@@ -161,6 +163,18 @@ def of_layouts(
         )
     frames = [data_frame(per_metric[metric], extent, spec) for metric in metrics]
     return _drawn(figure, spec, frames, caption, samples)
+
+
+def _handing_off(layouts: Sequence[Layout], spec: FigureSpec) -> list[Layout]:
+    """Layouts whose prefiller sends the first token: elsewhere the hand-off lies inside the TTFT, unseen."""
+    found = [layout for layout in layouts if layout.first_from_prefiller]
+    if not found:
+        raise UserError(
+            f"no layout of workload '{spec.workload}' sends the first token early, so no hand-off gap shows",
+            where="figures",
+            mend="leave this figure out",
+        )
+    return found
 
 
 def _panel_title(metric: Metric, layouts: Sequence[Layout], mixed: bool) -> str:

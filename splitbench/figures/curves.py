@@ -29,12 +29,14 @@ METRIC_AXES: dict[Metric, str] = {
     "ttft_ms": "Time to first token (ms)",
     "second_token_ms": "Time to second token (ms)",
     "e2e_ms": "End-to-end latency (ms)",
+    "handoff_gap_ms": "First ITL less the later ones' median (ms)",
 }
 METRIC_SHORT: dict[Metric, str] = {
     "itl_ms": "ITL",
     "ttft_ms": "TTFT",
     "second_token_ms": "time to second token",
     "e2e_ms": "end-to-end latency",
+    "handoff_gap_ms": "hand-off gap",
 }
 
 # How much of a linear axis may be empty before a logarithmic one reads better: largest value over smallest
@@ -105,7 +107,7 @@ def extent_of(samples: Sequence[Sample], window: Window) -> Extent:
         low = min(float(values[values.size // 200]) for values in filled)
         x_min = window.x_min_ms or max(low * 0.9, x_max / 1e5)
     else:
-        x_min = window.x_min_ms or 0.0
+        x_min = window.x_min_ms or min(0.0, *(float(values[0]) for values in filled))
     if x_min >= x_max:
         x_max = x_min * 1.1 + 1e-3
     return Extent(x_min, x_max, window.y_min, window.y_max, log)

@@ -37,6 +37,7 @@ _DRAWERS: Mapping[FigureName, Callable[[Measured, FigureSpec], Drawn]] = {
     "second_token_of_layouts": lambda m, s: of_layouts(m, s, metrics=["second_token_ms"]),
     "itl_tail_by_concurrency": lambda m, s: by_concurrency(m, s, metric="itl_ms", survival=True),
     "itl_tail_of_layouts": lambda m, s: of_layouts(m, s, metrics=["itl_ms"], survival=True),
+    "handoff_gap_by_concurrency": lambda m, s: by_concurrency(m, s, metric="handoff_gap_ms"),
     "itl_against_concurrency": lambda m, s: against_concurrency(m, s, metric="itl_ms"),
     "ttft_against_concurrency": lambda m, s: against_concurrency(m, s, metric="ttft_ms"),
     "interference": timeline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -26,13 +27,14 @@ from splitbench.figures.measured import Measured, Metric, Sample
 from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import NEUTRAL, SLO_COLOUR, layout_strokes, percentile_name, styled
+from splitbench.statistics.clusters import clustered_quantile
 from splitbench.statistics.quantiles import quantiles
 
 _INVALID: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4.5, "markeredgewidth": 0.9}
 
 
 def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric) -> Drawn:
-    """The spec's last percentile against concurrency; bars span the repeats, hollow points lack requests.
+    """The spec's last percentile against concurrency; bars are 95 % intervals, hollow points lack requests.
 
     TTFTs of different content are drawn as the time to second token instead, which has the same content
     everywhere. Invalid cells are crosses that no line touches.
@@ -53,7 +55,7 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
         for load in loads
         for sample in measured.samples(spec.workload, layout, load, metric)
     ]
-    rows = [_row(sample, percentile) for sample in samples]
+    rows = [_row(measured, sample, percentile) for sample in samples]
     data = pd.DataFrame(rows)
     if not rows or data["value_ms"].isna().all():
         raise UserError(
@@ -82,14 +84,13 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
             mine = data[(data["layout"] == layout.name) & data["value_ms"].notna()]
             valid = mine[mine["valid"]]
             ax.plot(valid["concurrency"], valid["value_ms"], **stroke)
-            ranged = valid[valid["repeats"] > 1]
+            ranged = valid[np.isfinite(valid["low_ms"]) & np.isfinite(valid["high_ms"])]
             ax.errorbar(
                 ranged["concurrency"],
                 ranged["value_ms"],
-                # Interpolation can put the pooled value a little outside the repeats' own.
                 yerr=[
-                    (ranged["value_ms"] - ranged["lowest_ms"]).clip(lower=0),
-                    (ranged["highest_ms"] - ranged["value_ms"]).clip(lower=0),
+                    (ranged["value_ms"] - ranged["low_ms"]).clip(lower=0),
+                    (ranged["high_ms"] - ranged["value_ms"]).clip(lower=0),
                 ],
                 linestyle="none",
                 ecolor=stroke["color"],
@@ -115,11 +116,15 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
         caption += " TTFTs of these layouts differ in content, so the time to second token is shown."
     if metric == "itl_ms":
         caption += " Points are exact quantiles of all ITLs; what supports them is the number of requests."
+    caption += " Bars are 95 % intervals over server starts, else runs, else requests."
     return Drawn(figure, spec, data, " ".join(caption.split()), cells, invalid)
 
 
-def _row(sample: Sample, percentile: float) -> dict[str, object]:
+def _row(measured: Measured, sample: Sample, percentile: float) -> dict[str, object]:
     found = marks(sample, [percentile])
+    interval = None
+    if found and sample.valid:
+        interval = clustered_quantile(measured.units(sample.cells, sample.metric), percentile / 100).interval
     each = [float(quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
     return {
         "metric": sample.metric,
@@ -133,8 +138,10 @@ def _row(sample: Sample, percentile: float) -> dict[str, object]:
         "repeats": len(sample.parts),
         "percentile": percentile,
         "value_ms": found[0].value_ms if found else float("nan"),
-        "lowest_ms": min(each, default=float("nan")),
-        "highest_ms": max(each, default=float("nan")),
+        "low_ms": interval.low if interval else float("nan"),
+        "high_ms": interval.high if interval else float("nan"),
+        "lowest_repeat_ms": min(each, default=float("nan")),
+        "highest_repeat_ms": max(each, default=float("nan")),
         "supported": bool(found and found[0].supported and sample.valid),
         "needs": found[0].needs if found else 0,
     }
@@ -143,7 +150,8 @@ def _row(sample: Sample, percentile: float) -> dict[str, object]:
 def _dress_y(ax: Axes, data: pd.DataFrame, spec: FigureSpec) -> None:
     if spec.slo_ms is not None:
         ax.axhline(spec.slo_ms, color=SLO_COLOUR, linewidth=0.8, zorder=1.2)
-    values = [float(v) for v in data[["value_ms", "lowest_ms", "highest_ms"]].to_numpy().ravel() if v == v]
+    ends = data[["value_ms", "low_ms", "high_ms"]].to_numpy(dtype=np.float64).ravel()
+    values = [float(end) for end in ends[np.isfinite(ends)]]
     values += [spec.slo_ms] if spec.slo_ms is not None else []
     low, high = spec.window.x_min_ms, spec.window.x_max_ms
     smallest, largest = min(values), max(values)
@@ -166,9 +174,9 @@ def _key(data: pd.DataFrame, spec: FigureSpec) -> list[Entry]:
             for row in valid.to_dict("records")
         ]
     )
-    if (valid["repeats"] > 1).any():
+    if (np.isfinite(valid["low_ms"]) & np.isfinite(valid["high_ms"])).any():
         entries.append(
-            (Line2D([], [], color=NEUTRAL, linewidth=0.8, marker="_", markersize=4), "range of repeats")
+            (Line2D([], [], color=NEUTRAL, linewidth=0.8, marker="|", markersize=4), "95 % interval")
         )
     if (~data["valid"]).any():
         entries.append((Line2D([], [], color=NEUTRAL, **_INVALID), "invalid cell: no result"))

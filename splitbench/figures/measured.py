@@ -11,14 +11,14 @@ from typing import Literal, cast
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from splitbench.errors import UserError
 from splitbench.figures.ecdf import Floats
 from splitbench.serving.plan import Budget, Kind
-from splitbench.tables.schema import TABLES
+from splitbench.statistics.clusters import Clustered, clustered
+from splitbench.tables import dataset
 
-Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms"]
+Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms", "handoff_gap_ms"]
 KINDS: tuple[Kind, ...] = ("aggregated", "replicas", "pd")
 KIND_WORDS: dict[Kind, str] = {"aggregated": "aggregated", "replicas": "replicas", "pd": "PD"}
 
@@ -92,7 +92,12 @@ class Tokens:
     itl_ms: Floats
 
 
-_NO_TOKENS = Tokens(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))
+def _worst(outcomes: pd.Series) -> str:
+    return max((str(outcome) for outcome in outcomes), key=("ok", "warn", "invalid").index)
+
+
+def _joined(arrays: list[Floats]) -> Floats:
+    return np.concatenate(arrays) if arrays else np.empty(0)
 
 
 class Measured:
@@ -102,7 +107,7 @@ class Measured:
         cells: one row per cell, at least `CELL_COLUMNS`.
         requests: one row per request.
         tokens: gives the token rows of a cell, those of failed requests left out.
-        checks: one row per check of a cell; says why a cell is invalid.
+        checks: one row per check of a cell: why it is invalid, and its verdict where its row has none.
     """
 
     def __init__(
@@ -122,6 +127,9 @@ class Measured:
         self.cells = cells.sort_values(["workload", "layout", "concurrency", "restart", "repeat", "cell_id"])
         self.cells = self.cells.reset_index(drop=True)
         self.checks = pd.DataFrame(columns=list(CHECK_COLUMNS)) if checks is None else checks
+        if not self.checks.empty:
+            worst = self.checks.groupby(self.checks["cell_id"].astype(str))["outcome"].agg(_worst)
+            self.cells["verdict"] = self.cells["verdict"].fillna(self.cells["cell_id"].map(worst))
         self._requests = {
             str(key): rows for key, rows in requests.groupby("cell_id", sort=False, observed=True)
         }
@@ -164,43 +172,19 @@ class Measured:
         Raises:
             UserError: a folder has no part of the cells or the requests table.
         """
-        cells: list[pd.DataFrame] = []
-        requests: list[pd.DataFrame] = []
-        checks: list[pd.DataFrame] = []
-        places: dict[str, Path] = {}
-        for folder in sorted(set(folders)):
-            for name, frames in (("cells", cells), ("requests", requests)):
-                path = folder / TABLES[name].file
-                if not path.is_file():
-                    raise UserError(
-                        f"no {name} part", where=str(path), mend="run the cell, or its ingest, again"
-                    )
-                frames.append(pq.read_table(path).to_pandas())
-            if (path := folder / TABLES["checks"].file).is_file():
-                checks.append(pq.read_table(path, columns=list(CHECK_COLUMNS)).to_pandas())
-            places.update(dict.fromkeys(cells[-1]["cell_id"].astype(str), folder))
+        parts = sorted(set(folders))
+        if not parts:
+            raise UserError("no cell to draw", where="cells", mend="measure at least one cell")
+        cells = dataset.cells(parts).to_pandas()
+        places = dict(zip(cells["cell_id"], parts, strict=True))
 
         def of_cell(cell_id: str) -> Tokens:
-            path = places[cell_id] / TABLES["tokens"].file
-            if not path.is_file():
-                return _NO_TOKENS
-            rows = pq.read_table(
-                path,
-                columns=["request", "position", "itl_ms"],
-                filters=[("cell_id", "=", cell_id), ("ok", "=", True)],
-            )
-            return Tokens(*(rows[name].to_numpy() for name in ("request", "position", "itl_ms")))
+            columns = ["request", "position", "itl_ms"]
+            batches = list(dataset.tokens([places[cell_id]], columns))
+            return Tokens(*(_joined([batch.column(i).to_numpy() for batch in batches]) for i in range(3)))
 
-        if not cells:
-            raise UserError("no cell to draw", where="cells", mend="measure at least one cell")
-        return cls(
-            pd.concat(cells, ignore_index=True),
-            pd.concat([rows.astype({"cell_id": str}) for rows in requests], ignore_index=True),
-            of_cell,
-            pd.concat([rows.astype({"cell_id": str}) for rows in checks], ignore_index=True)
-            if checks
-            else None,
-        )
+        checks = dataset.open_table(parts, "checks").to_table(columns=list(CHECK_COLUMNS))
+        return cls(cells, dataset.requests(parts).to_pandas(), of_cell, checks.to_pandas())
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
         """The same tables with some cells: what a figure is drawn again from."""
@@ -233,6 +217,32 @@ class Measured:
         found = self.tokens(cell_id).itl_ms if itls else rows[metric].to_numpy(dtype=np.float64)
         found = found[np.isfinite(found)]
         return np.sort(found), len(rows)
+
+    def units(self, cell_ids: Sequence[str], metric: Metric) -> Clustered:
+        """A latency of cells of one layout, workload and load, with the units that vary independently.
+
+        Units are server starts where there are two or more, else runs, else requests.
+        """
+        chosen = self.cells.set_index("cell_id").loc[list(cell_ids)]
+        restarts = [int(value) for value in chosen["restart"]]
+        if len(set(restarts)) < 2 and len(cell_ids) < 2:
+            return self._by_request(cell_ids[0], metric)
+        level = "restart" if len(set(restarts)) > 1 else "run"
+        parts = [self.values(cell_id, metric) for cell_id in cell_ids]
+        names = restarts if level == "restart" else list(range(len(parts)))
+        labels = np.repeat(np.array(names, dtype=np.int64), [values.size for values, _ in parts])
+        return clustered(
+            np.concatenate([values for values, _ in parts]), labels, level, sum(count for _, count in parts)
+        )
+
+    def _by_request(self, cell_id: str, metric: Metric) -> Clustered:
+        if metric == "itl_ms":
+            tokens = self.tokens(cell_id)
+            finite = np.isfinite(tokens.itl_ms)
+            _, count = self.values(cell_id, "ttft_ms")
+            return clustered(tokens.itl_ms[finite], tokens.request[finite].astype(np.int64), "request", count)
+        values, count = self.values(cell_id, metric)
+        return clustered(values, np.arange(values.size, dtype=np.int64), "request", count)
 
     @property
     def workloads(self) -> list[str]:

@@ -14,6 +14,7 @@ FigureName = Literal[
     "second_token_of_layouts",
     "itl_tail_by_concurrency",
     "itl_tail_of_layouts",
+    "handoff_gap_by_concurrency",
     "itl_against_concurrency",
     "ttft_against_concurrency",
     "interference",

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
 from splitbench.serving.plan import Plan
-from splitbench.statistics.quantiles import Interval, quantile_interval, quantiles, sample_gate
+from splitbench.statistics.clusters import Clustered, clustered_quantile
+from splitbench.statistics.quantiles import Interval, sample_gate
 
 CELL_PERCENTILES = (50.0, 90.0, 99.0)
 REPEATS_FOR_A_VERDICT = 3
@@ -62,35 +61,36 @@ class Number:
 
     Attributes:
         text: the value in ms, with `≥` before it where the sample is too small; `none` without any value.
-        note: why, as in `n=64, needs 368`; empty where the value stands.
+        note: its interval, or why it is no estimate, as in `n=64, needs 368`; empty where neither exists.
         value_ms: the sample's percentile; NaN if there is none.
-        interval: its confidence interval, where one can be given.
+        supported: whether the number of requests supports it.
+        interval: its 95 % interval; an end that the sample cannot give is infinite.
     """
 
     text: str
     note: str
     value_ms: float
     supported: bool
-    interval: Interval | None = None
+    interval: Interval
+
+    @property
+    def brackets(self) -> str:
+        """` [low–high]`, or nothing where an end is missing."""
+        low, high = self.interval.low, self.interval.high
+        return f" [{ms(low)}–{ms(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
-def number(values: np.ndarray, requests: int, percentile: float, metric: Metric) -> Number:
-    """A percentile of a latency; `requests` is the number of independent units behind it.
-
-    Request-level latencies get a distribution-free interval. ITLs get none here: they are clustered within
-    requests, so their interval needs the bootstrap over restarts, runs and requests.
-    """
-    if not values.size:
-        return Number("none", f"n={requests}", math.nan, False)
-    level = percentile / 100
-    value = float(quantiles(values, [level])[0])
-    gate = sample_gate(level, requests)
-    interval = None if metric == "itl_ms" else quantile_interval(values, level)
-    if gate.supported:
-        return Number(ms(value), "", value, True, interval)
-    # Below what is needed only the interval's lower end exists; without an interval the sample's own value.
-    bound = interval.low if interval and math.isfinite(interval.low) else value
-    return Number(f"≥ {ms(bound)}", f"n={requests:,}, needs {gate.needs:,}", value, False, interval)
+def number(sample: Clustered, percentile: float) -> Number:
+    """A percentile with its interval and gate; what supports it are requests, never tokens."""
+    reading = clustered_quantile(sample, percentile / 100)
+    if math.isnan(reading.value):
+        return Number("none", f"n={sample.requests:,}", math.nan, False, reading.interval)
+    if reading.gate.supported:
+        found = Number(ms(reading.value), "", reading.value, True, reading.interval)
+        return replace(found, note=found.brackets.strip())
+    bound = reading.interval.low if math.isfinite(reading.interval.low) else reading.value
+    note = f"n={reading.gate.n:,}, needs {reading.gate.needs:,}"
+    return Number(f"≥ {ms(bound)}", note, reading.value, False, reading.interval)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,6 @@ class Growth:
     layout: Layout
     low: Number | None
     high: Number | None
-    low_spread: tuple[float, float] | None
-    high_spread: tuple[float, float] | None
     why_not: str = ""
 
     @property
@@ -163,14 +161,10 @@ def _effect(
         pair = [samples[layout.name, load] for load in ends]
         used.extend(sample for sample, _ in pair if sample)
         low, high = (
-            number(sample.values, sample.requests, percentile, metric) if sample else None
-            for sample, _ in pair
+            number(measured.units(sample.cells, metric), percentile) if sample else None for sample, _ in pair
         )
-        low_spread, high_spread = (_spread(sample, percentile) if sample else None for sample, _ in pair)
-        growths.append(
-            Growth(layout, low, high, low_spread, high_spread, "; ".join(why for _, why in pair if why))
-        )
-    support = _support(used, percentile, metric)
+        growths.append(Growth(layout, low, high, "; ".join(why for _, why in pair if why)))
+    support = _support(measured, used, percentile)
     if ends[1] < loads[-1] or ends[0] > loads[0]:
         beyond = [load for load in loads if not ends[0] <= load <= ends[1]]
         lacking = [
@@ -195,15 +189,7 @@ def _valid(
     return None, f"not measured at c={load}"
 
 
-def _spread(sample: Sample, percentile: float) -> tuple[float, float] | None:
-    """Smallest and largest of the repeats' own percentiles; None for a single repeat."""
-    if len(sample.parts) < 2:
-        return None
-    each = [float(quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
-    return min(each), max(each)
-
-
-def _support(ends: Sequence[Sample], percentile: float, metric: Metric) -> str:
+def _support(measured: Measured, ends: Sequence[Sample], percentile: float) -> str:
     """What holds the numbers up, or does not."""
     if not ends:
         return ""
@@ -215,15 +201,22 @@ def _support(ends: Sequence[Sample], percentile: float, metric: Metric) -> str:
             f"P{percentile:g} needs {gate.needs:,} requests; the smallest sample here has {least:,}, "
             "so these are readings of small samples, not supported estimates"
         )
+    cells = measured.cells.set_index("cell_id")
+    starts = min(cells.loc[list(sample.cells), "restart"].nunique() for sample in ends)
     repeats = min(len(sample.parts) for sample in ends)
-    if repeats == 1:
-        sentences.append("one repeat only, so no interval can be given")
-    elif metric == "itl_ms":
-        sentences.append(f"brackets are the range of {repeats} repeats, not a confidence interval")
+    if starts > 1:
+        sentences.append(f"brackets are 95 % intervals over {starts} server starts")
+    else:
+        unit = "runs" if repeats > 1 else "requests"
+        sentences.append(
+            f"brackets, where any, are 95 % intervals over {unit} of one server start: how starts differ "
+            "is not in them"
+        )
     if repeats < REPEATS_FOR_A_VERDICT:
-        sentences.append(f"a verdict asks for at least {REPEATS_FOR_A_VERDICT} repeats")
+        has = f"there {'is' if repeats == 1 else 'are'} {repeats}"
+        sentences.append(f"a verdict asks for at least {REPEATS_FOR_A_VERDICT} repeats, {has}")
     text = "; ".join(sentences)
-    return text[:1].upper() + text[1:] + "." if text else ""
+    return text[:1].upper() + text[1:] + "."
 
 
 @dataclass(frozen=True)
@@ -258,8 +251,9 @@ def _cell_row(
     numbers: dict[str, tuple[Number, ...]] = {}
     count = 0
     for metric in metrics:
-        values, count = measured.values(cell_id, metric)
-        numbers[metric] = tuple(number(values, count, p, metric) for p in CELL_PERCENTILES)
+        sample = measured.units([cell_id], metric)
+        count = sample.requests
+        numbers[metric] = tuple(number(sample, p) for p in CELL_PERCENTILES)
     asked = row.get("requests_asked")
     total = len(measured.requests(cell_id)) if asked is None or asked != asked else int(asked)
     concurrency, rate = row["concurrency"], row.get("request_rate")

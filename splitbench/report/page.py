@@ -43,7 +43,7 @@ def render(report: Report) -> str:
         counts={
             "cells": len(verdicts),
             "invalid": verdicts.count("invalid"),
-            "warn": verdicts.count("warn"),
+            "unchecked": sum(not isinstance(verdict, str) for verdict in verdicts),
             "layouts": measured.cells["layout"].nunique(),
             "workloads": len(measured.workloads),
         },
@@ -88,12 +88,8 @@ def _growth(growth: Growth) -> dict[str, Any]:
         return {**arm, "text": f"cannot be compared: {growth.why_not or 'no value above zero'}", "factor": ""}
     low, high = growth.low.value_ms, growth.high.value_ms
     verb = "grew" if high > low else "fell" if high < low else "stayed"
-    text = f"{verb} from {ms(low)} ms{_range(growth.low_spread)} to {ms(high)} ms{_range(growth.high_spread)}"
+    text = f"{verb} from {ms(low)} ms{growth.low.brackets} to {ms(high)} ms{growth.high.brackets}"
     return {**arm, "text": text, "factor": f"× {growth.factor:.3g}"}
-
-
-def _range(spread: tuple[float, float] | None) -> str:
-    return f" [{ms(spread[0])}–{ms(spread[1])}]" if spread else ""
 
 
 def _outcomes(measured: Measured) -> dict[str, dict[str, tuple[str, str]]]:

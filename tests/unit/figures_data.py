@@ -83,6 +83,9 @@ def tables(
                             "start_s": np.arange(n) * 0.1,
                             "ttft_ms": np.where(ok, ttft, np.nan),
                             "second_token_ms": np.where(ok, ttft + itl[:, 0], np.nan),
+                            "handoff_gap_ms": np.where(
+                                ok & (first is not None), itl[:, 0] - np.median(itl, 1), np.nan
+                            ),
                             "e2e_ms": np.where(ok, ttft + itl.sum(1), np.nan),
                         }
                     )

@@ -56,6 +56,34 @@ def test_an_invalid_cell_without_checks_still_says_so() -> None:
     assert m.samples("long", layout(m, "agg-tp4"), 8, "ttft_ms")[0].reasons == ("a check failed",)
 
 
+def test_units_are_server_starts_then_runs_then_requests() -> None:
+    found = tables(layouts=("agg-tp4",), loads=(8,), repeats=3)
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    ids = m.cells["cell_id"].tolist()
+    starts = m.units(ids, "itl_ms")
+    assert (starts.level, starts.units, starts.requests) == ("restart", 3, 288)
+    m.cells["restart"] = 0
+    runs = m.units(ids, "ttft_ms")
+    assert (runs.level, runs.units, runs.requests) == ("run", 3, 288)
+    requests = m.units(ids[:1], "itl_ms")
+    assert (requests.level, requests.units, requests.requests) == ("request", 96, 96)
+    ((values, labels),) = requests.values()
+    rows = found["tokens"][found["tokens"]["cell_id"] == ids[0]]
+    for number in (0, 95):
+        mine = rows[rows["request"] == number]["itl_ms"]
+        assert sorted(values[labels == number]) == sorted(mine)
+
+
+def test_checks_give_the_verdict_that_a_cells_row_lacks() -> None:
+    found = tables(invalid=(("agg-tp4", 8),))
+    found["cells"]["verdict"] = None
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    verdicts = m.cells.set_index("cell_id")["verdict"]
+    assert verdicts["agg-tp4-0a0a0a0a/long-0b0b0b0b/c8/0-0"] == "invalid"
+    assert (verdicts == "ok").sum() == 11
+    assert not m.samples("long", layout(m, "agg-tp4"), 8, "itl_ms")[0].valid
+
+
 def test_a_cell_with_totals_only_is_no_result() -> None:
     found = tables()
     m = Measured.from_frames(found["cells"], found["requests"].iloc[:0], found["tokens"].iloc[:0])
@@ -111,5 +139,5 @@ def test_unknown_names_say_what_there_is(workload: str, names: list[str], says: 
 
 
 def test_a_missing_part_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cell\.parquet: no cells part"):
+    with pytest.raises(UserError, match=r"has no cell\.parquet"):
         Measured.from_folders([tmp_path])

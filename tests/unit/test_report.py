@@ -14,6 +14,7 @@ from splitbench.figures.gallery import FigureSpec, Measured, draw, lineage, writ
 from splitbench.report import Report, effects, render, write_report
 from splitbench.report.content import ms, number
 from splitbench.serving.plan import Budget, EnginePlan, Plan, ProxyPlan
+from splitbench.statistics.clusters import clustered
 
 
 def measured(**more: object) -> Measured:
@@ -78,11 +79,11 @@ def test_effects_are_computed_per_workload_and_budget() -> None:
 def test_effects_say_how_little_holds_them_up() -> None:
     support = effects(measured())[0].support
     assert "P99 needs 368 requests; the smallest sample here has 12" in support
-    assert "one repeat only, so no interval can be given" in support
+    assert "95 % intervals over requests of one server start" in support
+    assert "a verdict asks for at least 3 repeats, there is 1" in support
     repeated = effects(measured(repeats=3))[0]
-    assert "range of 3 repeats" in repeated.support
-    spread = repeated.growths[0].high_spread
-    assert spread is not None and spread[0] < spread[1]
+    assert "95 % intervals over 3 server starts" in repeated.support
+    assert "verdict" not in repeated.support
 
 
 def test_an_invalid_end_moves_the_comparison_and_is_named() -> None:
@@ -106,14 +107,19 @@ def test_one_load_gives_no_effect() -> None:
 
 def test_numbers_obey_the_sample_gate() -> None:
     values = np.sort(np.random.default_rng(1).exponential(10, 400))
-    assert number(values, 400, 99, "ttft_ms").note == ""
-    few = number(values[:64], 64, 99, "itl_ms")
-    assert few.note == "n=64, needs 368"
-    assert few.text == f"≥ {ms(float(np.quantile(values[:64], 0.99)))}"
-    bound = number(values[:64], 64, 99, "ttft_ms")
-    assert bound.interval is not None and bound.interval.high == np.inf
-    assert bound.text == f"≥ {ms(bound.interval.low)}"
-    assert number(values[:0], 0, 99, "itl_ms").text == "none"
+    whole = number(clustered(values, np.arange(400), "request"), 99)
+    assert whole.supported
+    assert whole.value_ms == np.quantile(values, 0.99)
+    assert whole.interval.low < whole.value_ms < whole.interval.high
+    assert whole.note == whole.brackets.strip() == f"[{ms(whole.interval.low)}–{ms(whole.interval.high)}]"
+    few = number(clustered(values[::7], np.arange(58), "request"), 99)
+    assert (few.note, few.brackets) == ("n=58, needs 368", "")
+    assert few.text == f"≥ {ms(few.interval.low)}"
+    # A thousand tokens of one request are one sample.
+    tokens = number(clustered(values, np.zeros(400, int), "request", 1), 99)
+    assert tokens.note == "n=1, needs 368"
+    none = number(clustered(values[:0], np.arange(0), "request", 0), 99)
+    assert (none.text, none.note) == ("none", "n=0")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +203,15 @@ def test_same_input_same_page(page: tuple[str, Measured]) -> None:
 def test_a_missing_figure_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.json: the figure's file is missing"):
         render(Report("x", measured(loads=(1, 8)), figures=[tmp_path / "nothing"]))
+
+
+def test_cells_that_nobody_checked_are_called_out() -> None:
+    found = tables(loads=(1, 8))
+    found["cells"]["verdict"] = None
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"])
+    text = Page(render(Report("x", m))).text
+    assert "8 of 8 cells were never checked" in text
+    assert "unchecked" in text
 
 
 def test_open_loop_cells_show_their_rate() -> None:
