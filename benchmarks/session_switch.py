@@ -53,7 +53,7 @@ def bare_start(plan: Plan, folder: Path) -> list[subprocess.Popen[bytes]]:
         await asyncio.gather(*(healthy(part["port"]) for part in content["engines"]))
         processes.append(start(content["proxy"]))
         await healthy(content["proxy"]["port"])
-        wrong = await readiness.complete("127.0.0.1", content["proxy"]["port"], plan.served_model, 0)
+        wrong = await readiness.complete("127.0.0.1", content["proxy"]["port"], plan.served_model, 0, 300)
         assert wrong is None, wrong
 
     def start(part: dict[str, object]) -> subprocess.Popen[bytes]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Long enough to fill a block or a chunk of every connector (128 tokens on CPU, 256 in LMCache), so that KV
-# moves.
-PROBE_TOKENS = 300
+PROBE_TOKENS = 16
+# In PD: enough to fill a block or a chunk of every connector (128 on CPU, 256 in LMCache), so that KV moves.
+TRANSFER_TOKENS = 300
 PROBE_LIMIT_S = 300.0
 
 
@@ -97,13 +97,13 @@ def model_ids(answer: Answer) -> list[str]:
 
 
 async def complete(
-    host: str, port: int, model: str, number: int, limit_s: float = PROBE_LIMIT_S
+    host: str, port: int, model: str, number: int, tokens: int, limit_s: float = PROBE_LIMIT_S
 ) -> str | None:
     """One short greedy completion through the front door; None when it is right, else what was wrong.
 
     `number` makes the prompt differ from those of other numbers from its first token on.
     """
-    prompt = [(17 + 3 * number + index) % 251 + 100 for index in range(PROBE_TOKENS)]
+    prompt = [(17 + 3 * number + index) % 251 + 100 for index in range(tokens)]
     body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
     answer = await ask(host, port, "/v1/completions", body=body, limit_s=limit_s)
     if answer.status == 0:

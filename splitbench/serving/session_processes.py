@@ -253,8 +253,9 @@ class SessionProcesses:
         decoders = [child for child in engines if self.part(child)["role"] == "decode"]
         before = [await self.transferred(child) for child in decoders]
         roles = [engine["role"] for engine in self.plan["engines"]]
+        tokens = readiness.TRANSFER_TOKENS if decoders else readiness.PROBE_TOKENS
         for number in range(readiness.pairs_to_probe(self.plan["kind"], roles)):
-            wrong = await readiness.complete(host, port, self.plan["served_model"], number)
+            wrong = await readiness.complete(host, port, self.plan["served_model"], number, tokens)
             self.check_alive()
             if wrong is not None:
                 servers = [child for child in self.children.values() if child.kind != "client"]
@@ -263,7 +264,7 @@ class SessionProcesses:
             if had is not None and not await self.moved(child, had):
                 raise self.failed(
                     child,
-                    f"computed a prompt of {readiness.PROBE_TOKENS} tokens itself: "
+                    f"computed a prompt of {tokens} tokens itself: "
                     "no KV came from a prefill engine, by its own metrics",
                 )
 
@@ -283,14 +284,21 @@ class SessionProcesses:
         return False
 
     # -- life -------------------------------------------------------------------------------------------
-    async def sickness(self) -> str | None:
-        """Ask every server whether it is well; None when all are, or are only slow."""
+    async def sickness(self, *, measuring: bool = False) -> str | None:
+        """Ask every server whether it is well; None when all are, or are only slow.
+
+        Args:
+            measuring: engines may be under load. A proxy's bad health may then mean an engine that is slow
+                to answer it, so that only the engines' own word counts.
+        """
         for child in list(self.children.values()):
             part = self.part(child)
             if "port" not in part:
                 continue
             answer = await readiness.ask(part["host"], part["port"], "/health", limit_s=10.0)
             # No answer in time is a busy engine; a refusal to connect is the end of its server.
+            if measuring and child.kind == "proxy" and not answer.refused:
+                continue
             if answer.status >= 500 or answer.refused:
                 said = f"HTTP {answer.status}" if answer.status else answer.text
                 return f"{child.title} is not healthy any more ({said}), log: {child.log}"

@@ -213,7 +213,7 @@ class Supervisor:
                     if child.log.stat().st_size > LOG_LIMIT_BYTES:
                         limit = f"{LOG_LIMIT_BYTES / 2**30:g} GiB"
                         self.end(f"{child.title} wrote more than {limit} of log: {child.log}")
-            if self.phase == "ready" and (sick := await self.processes.sickness()):
+            if self.phase == "ready" and (sick := await self.processes.sickness(measuring=True)):
                 self.end(sick)
 
     async def watch_owner(self) -> None:

@@ -92,7 +92,7 @@ def test_model_ids_of_odd_answers() -> None:
 )
 def test_a_completion_is_one_only_with_a_text(body: str, wrong: str | None) -> None:
     raw = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
-    said = against(raw, lambda port: readiness.complete("127.0.0.1", port, "m", 0))
+    said = against(raw, lambda port: readiness.complete("127.0.0.1", port, "m", 0, 16))
     assert said is None if wrong is None else wrong in str(said)
 
 
