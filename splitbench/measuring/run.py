@@ -103,7 +103,7 @@ def run_cell(
     started_at = now()
     write_json(files.status, {"status": "started", "started_at": started_at, "cell_digest": cell.digest})
     try:
-        with node_lock(state, f"{cell.experiment}: {cell.cell_id}", progress):
+        with node_lock(state, f"{cell.experiment}: {cell.cell_id}", progress, owner=owner):
             _measure(
                 cell,
                 files,
@@ -178,7 +178,7 @@ def _measure(
             argv, ended = client.run(cell.prompts, cell.seed, raw)
             duration_s = time.monotonic() - start
             after = _scrape(session)
-            if reason := lost():
+            if reason := lost() or session.confirm():
                 raise UserError(f"the cell was lost: {reason}", mend="see the engines' logs, then run again")
             bench = _read_bench(raw, log)
             write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
