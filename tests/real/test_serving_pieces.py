@@ -132,6 +132,7 @@ def pair(
                 "kv_buffer_device": "cpu",
             }
             argv = [
+                *("taskset", "-c", str(index)),
                 *(str(environment.python_path), "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
                 *("--served-model-name", "m", "--host", "127.0.0.1", "--port", str(ports[index])),
                 *("--enforce-eager", "--no-enable-prefix-caching"),
@@ -151,7 +152,9 @@ def pair(
                         "VLLM_NO_USAGE_STATS": "1",
                         "VLLM_SERVER_DEV_MODE": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1",
-                        "VLLM_CPU_OMP_THREADS_BIND": str(index),
+                        # The worker in the engine's own process: no queue between them that polls.
+                        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                        "OMP_NUM_THREADS": "1",
                         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[2 + index]),
                         "UCX_TLS": "tcp,shm,self",
