@@ -41,7 +41,9 @@ def write_result(path: Path, megabytes: float, output_tokens: int = 1024, seed: 
         }
         out.write(json.dumps(head)[:-1] + ', "itls": [')
         for k in range(requests):
-            gaps = rng.gamma(30, 0.0003, output_tokens - 1) + rng.random(output_tokens - 1).__lt__(0.01) * 0.05
+            gaps = (
+                rng.gamma(30, 0.0003, output_tokens - 1) + rng.random(output_tokens - 1).__lt__(0.01) * 0.05
+            )
             clock = np.round(np.cumsum(gaps) + 1000 * rng.random() + 20000, 9)
             out.write((", " if k else "") + json.dumps(np.diff(clock, prepend=clock[0] - gaps[0]).tolist()))
         tail = {

@@ -39,7 +39,7 @@ class EngineAddress:
 class Limits:
     """Longest waits in seconds and largest request body in bytes; reaching one is an error, never a hang."""
 
-    connect_s: float = 5.0
+    connect_s: float = 10.0
     prefill_s: float = 600.0
     kv_s: float = 60.0
     answer_s: float = 1800.0
@@ -105,22 +105,27 @@ def rank_ports(
 ) -> list[tuple[int, ...]]:
     """Port lists, one entry per decoder rank, for every decoder.
 
-    One list serves all decoders; where the decoders themselves are stepped (one host, one port, a count), it
-    steps with them. `;` separates lists given per decoder, which ranks on one host need.
+    `;` separates lists given per decoder. A single list steps with decoders that are stepped themselves (one
+    host, one port, a count). Else it serves every decoder where each has a host of its own, and where decoders
+    share a host it is dealt out: first all ranks of the first decoder, then those of the next.
 
     Raises:
         UserError: a list count that is not the decoder count, or two decoders of one host on one port.
     """
     groups = [tuple(_integers(group, where)) for group in text.split(";")]
-    if len(groups) == 1:
-        groups = [
-            tuple(port + (step if stepped else 0) for port in groups[0]) for step in range(len(addresses))
-        ]
-    if len(groups) != len(addresses):
+    count = len(addresses)
+    if len(groups) == 1 and stepped:
+        groups = [tuple(port + step for port in groups[0]) for step in range(count)]
+    elif len(groups) == 1 and len({host for host, _ in addresses}) == count:
+        groups *= count
+    elif len(groups) == 1 and len(groups[0]) % count == 0:
+        ranks = len(groups[0]) // count
+        groups = [groups[0][start : start + ranks] for start in range(0, len(groups[0]), ranks)]
+    if len(groups) != count:
         raise UserError(
-            f"{len(groups)} port lists for {len(addresses)} decoders",
+            f"these ports do not serve {count} decoders",
             where=where,
-            mend="give one list per decoder",
+            mend="give as many ports for each decoder as it has ranks",
         )
     seen: set[tuple[str, int]] = set()
     for (host, _), ports in zip(addresses, groups, strict=True):

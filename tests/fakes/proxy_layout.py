@@ -51,6 +51,28 @@ class Reply:
         return found
 
 
+async def ask(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: Any = None,
+    *,
+    method: str = "POST",
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    """Ask, and take the whole answer, also one that breaks off."""
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} | (headers or {})
+    async with session.request(method, url, data=data, headers=headers) as response:
+        raw, broken = b"", False
+        try:
+            async for piece in response.content.iter_any():
+                raw += piece
+        except aiohttp.ClientPayloadError:
+            broken = True
+        found = {name.lower(): value for name, value in response.headers.items()}
+        return Reply(response.status, found, raw, broken)
+
+
 @dataclass
 class Layout:
     """Engines, the proxy, and one more engine to ask directly."""
@@ -71,17 +93,8 @@ class Layout:
         headers: dict[str, str] | None = None,
     ) -> Reply:
         """Ask the proxy, or whoever listens on `port`."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{port or self.proxy.port}{path}"
-        async with self.session.request(method, url, data=data, headers=headers) as response:
-            raw, broken = b"", False
-            try:
-                async for piece in response.content.iter_any():
-                    raw += piece
-            except aiohttp.ClientPayloadError:
-                broken = True
-            found = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, found, raw, broken)
+        return await ask(self.session, url, body, method=method, headers=headers)
 
     async def both(self, body: Any, path: str = "/v1/completions") -> tuple[Reply, Reply]:
         """The proxy's and the direct engine's answer to one request."""

@@ -58,6 +58,12 @@ def test_rank_ports_step_with_the_decoders_and_can_be_given_for_each() -> None:
         [*base, "--decoder-init-port", "30,31;32,33", "--decoder-alloc-port", "40,41;42,43"]
     )
     assert [d.init_ports for d in options.decoders] == [(30, 31), (32, 33)]
+    base = ["--mode", "lmcache", "--decoder-host", "a,a", "--decoder-port", "10,20"]
+    options = parse_options(
+        [*base, "--decoder-init-port", "30,31,32,33", "--decoder-alloc-port", "40,41,42,43"]
+    )
+    assert [d.init_ports for d in options.decoders] == [(30, 31), (32, 33)]
+    assert [d.alloc_ports for d in options.decoders] == [(40, 41), (42, 43)]
     base = ["--mode", "lmcache", "--decoder-host", "a,b", "--decoder-port", "10"]
     options = parse_options([*base, "--decoder-init-port", "30,31", "--decoder-alloc-port", "40,41"])
     assert [d.init_ports for d in options.decoders] == [(30, 31), (30, 31)]
@@ -82,6 +88,7 @@ def test_rank_ports_step_with_the_decoders_and_can_be_given_for_each() -> None:
         ("--mode lmcache --decoder-init-port 30,31 --decoder-alloc-port 40", "--decoder-alloc-port"),
         ("--mode lmcache --decoder-init-port 30;31 --decoder-alloc-port 40", "--decoder-init-port"),
         ("--mode nixl --kv-timeout-s 0", "--kv-timeout-s"),
+        ("--mode lmcache --decoder-port 1,2 --decoder-init-port 3,4,5", "--decoder-init-port"),
     ],
 )
 def test_contradictions_name_the_parameter_and_the_mend(text: str, where: str) -> None:
