@@ -7,22 +7,23 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from splitbench.tables import numbers
 from splitbench.tables.numbers import Floats, Ints
-from splitbench.tables.scan import Source, Span, decode, open_source, scan_objects
+from splitbench.tables.scan import Source, Span, decode, scan_objects
 
 CLIENT = "vllm bench serve"
+SGLANG = "sglang bench_serving"
+_SGLANG_KEYS = frozenset({"total_output_tokens_retokenized", "accept_length", "mean_e2e_latency_ms"})
 
 _NUMBER_KEYS = ("ttfts", "latencies", "start_times", "queue_times", "input_lens", "output_lens")
 _PER_REQUEST = (*_NUMBER_KEYS, "itls", "errors")
 _UNREAD = ("generated_texts",)
 """Not carried into the tables: the answers stay in the source file, whose sha256 is recorded."""
-_MARKS = frozenset({"ttfts", "itls", "num_prompts", "completed", "request_throughput", "total_output_tokens"})
+MARKS = frozenset({"ttfts", "itls", "num_prompts", "completed", "request_throughput", "total_output_tokens"})
 _OWN_COLUMN = frozenset(
     {"num_prompts", "request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed"}
     | {"total_input_tokens", "total_output_tokens"}
@@ -93,10 +94,10 @@ def read_results(source: Source) -> list[Result]:
 
 
 def _result(source: Source, spans: dict[str, Span], number: int) -> Result:
-    if not _MARKS & spans.keys():
+    if not MARKS & spans.keys():
         keys = ", ".join(sorted(spans)[:4]) or "no key at all"
         raise source.error(
-            f"no result of {CLIENT}: none of {', '.join(sorted(_MARKS))} found, but {keys}",
+            f"no result of {CLIENT}: none of {', '.join(sorted(MARKS))} found, but {keys}",
             mend="for another tool's file use `splitbench import`",
         )
     arrays = {
@@ -163,7 +164,9 @@ def cell_facts(result: Result) -> dict[str, Any]:
     scalars = result.scalars
     rate = number_or_none(scalars.get("request_rate"))
     facts: dict[str, Any] = {
-        "client": CLIENT,
+        "client": SGLANG if _SGLANG_KEYS & scalars.keys() else CLIENT,
+        "input_tokens_asked": count_or_none(scalars.get("random_input_len")),
+        "output_tokens_asked": count_or_none(scalars.get("random_output_len")),
         "concurrency": count_or_none(scalars.get("max_concurrency")),
         "request_rate": rate if rate is not None and math.isfinite(rate) else None,
         "burstiness": number_or_none(scalars.get("burstiness")),
@@ -190,9 +193,3 @@ def cell_facts(result: Result) -> dict[str, Any]:
     facts["client_summary"] = summary
     facts["client_other"] = other
     return facts
-
-
-def results_in(path: Path) -> int:
-    """How many results a file holds."""
-    with open_source(path) as source:
-        return len(scan_objects(source))

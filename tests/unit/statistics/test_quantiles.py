@@ -14,14 +14,17 @@ from splitbench.statistics import quantiles as q
 VALUES = st.lists(st.floats(allow_nan=False), min_size=1, max_size=80) | st.lists(
     st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0, 1e300, 5e-324, math.inf, -math.inf]), min_size=1, max_size=80
 )
+COUNTS = st.integers(0, 9)
+LEVELS = st.lists(st.floats(0, 1), min_size=1, max_size=5)
+POINTS = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     values=VALUES,
-    ps=st.lists(st.floats(0, 1), min_size=1, max_size=5),
+    ps=LEVELS,
     pieces=st.integers(1, 5),
-    held=st.integers(0, 9),
+    held=COUNTS,
 )
 def test_quantiles_equal_numpys_on_any_input(values, ps, pieces, held):
     array = np.array(values)
@@ -60,10 +63,7 @@ def test_ecdf_and_survival_count_exactly(values):
         assert share == pytest.approx(np.mean(array <= point))
 
 
-@given(
-    st.lists(st.floats(-100, 100), min_size=1, max_size=60),
-    st.lists(st.floats(-100, 100), min_size=1, max_size=9),
-)
+@given(POINTS, POINTS)
 def test_ecdf_at_counts_at_and_below(values, points):
     array, grid = np.array(values), np.sort(np.array(points))
     expected = [np.mean(array <= point) for point in grid]
@@ -74,7 +74,8 @@ def test_ecdf_at_counts_at_and_below(values, points):
 def test_streamed_ecdf_is_fine_enough_to_draw():
     values = np.random.default_rng(1).lognormal(2, 1, 100_000)
     x, _ = q.ecdf(lambda: np.array_split(values, 7))
-    assert np.diff(x).max() / x[0] > 0 and np.max(np.diff(np.log(x))[100:-100]) < 0.003
+    body = x[(x > np.quantile(values, 0.05)) & (x < np.quantile(values, 0.95))]
+    assert np.max(np.diff(body) / body[:-1]) < 0.003
 
 
 def test_support_is_the_table_of_the_method():
