@@ -123,7 +123,7 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
 def _row(measured: Measured, sample: Sample, percentile: float) -> dict[str, object]:
     found = marks(sample, [percentile])
     interval = None
-    if found and sample.valid:
+    if found and found[0].supported and sample.valid:
         interval = clustered_quantile(measured.units(sample.cells, sample.metric), percentile / 100).interval
     each = [float(quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
     return {

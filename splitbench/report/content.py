@@ -75,9 +75,13 @@ class Number:
 
     @property
     def brackets(self) -> str:
-        """` [low–high]`, or nothing where an end is missing."""
+        """` [low–high]`, or nothing where an end is missing or the percentile is not supported.
+
+        Spread between a few requests can look small by luck; the gate on their number comes first.
+        """
         low, high = self.interval.low, self.interval.high
-        return f" [{ms(low)}–{ms(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+        shown = self.supported and math.isfinite(low) and math.isfinite(high)
+        return f" [{ms(low)}–{ms(high)}]" if shown else ""
 
 
 def number(sample: Clustered, percentile: float) -> Number:

@@ -27,17 +27,19 @@ def spec(figure: str, **more: object) -> FigureSpec:
 def test_points_are_the_percentiles_and_bars_their_intervals() -> None:
     m = measured(repeats=3)
     drawn = draw(m, spec("itl_against_concurrency", slo_ms=30))
-    row = drawn.data.set_index(["layout", "concurrency"]).loc[("agg-tp4", 8)]
-    each = [m.values(f"agg-tp4-0a0a0a0a/long-0b0b0b0b/c8/{i}-0", "itl_ms")[0] for i in range(3)]
+    rows = drawn.data.set_index(["layout", "concurrency"])
+    row = rows.loc[("agg-tp4", 32)]
+    each = [m.values(f"agg-tp4-0a0a0a0a/long-0b0b0b0b/c32/{i}-0", "itl_ms")[0] for i in range(3)]
     assert row["value_ms"] == np.quantile(np.concatenate(each), 0.99)
     assert row["lowest_repeat_ms"] == min(np.quantile(part, 0.99) for part in each)
     assert row["highest_repeat_ms"] == max(np.quantile(part, 0.99) for part in each)
     values = np.concatenate(each)
     interval = clustered_quantile(
-        clustered(values, np.repeat([0, 1, 2], 96 * 40), "restart", 288), 0.99
+        clustered(values, np.repeat([0, 1, 2], 384 * 40), "restart", 1152), 0.99
     ).interval
     assert (row["low_ms"], row["high_ms"]) == (interval.low, interval.high)
-    assert row["requests"] == 3 * 96
+    assert row["requests"] == 3 * 384
+    assert np.isnan(rows.loc[("agg-tp4", 8), "low_ms"])  # 288 requests support no P99, so no interval either
     ax = drawn.figure.axes[0]
     assert [list(line.get_ydata()) for line in ax.lines].count([30, 30]) == 1
     assert "SLO 30 ms" in texts(drawn.figure)

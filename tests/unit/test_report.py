@@ -114,6 +114,10 @@ def test_numbers_obey_the_sample_gate() -> None:
     assert whole.note == whole.brackets.strip() == f"[{ms(whole.interval.low)}–{ms(whole.interval.high)}]"
     few = number(clustered(values[::7], np.arange(58), "request"), 99)
     assert (few.note, few.brackets) == ("n=58, needs 368", "")
+    # Ten calm requests give a narrow interval by luck; it is not shown.
+    calm = number(clustered(np.tile(values, 10), np.repeat(np.arange(10), 400), "request", 10), 99)
+    assert np.isfinite([calm.interval.low, calm.interval.high]).all()
+    assert calm.brackets == ""
     assert few.text == f"≥ {ms(few.interval.low)}"
     # A thousand tokens of one request are one sample.
     tokens = number(clustered(values, np.zeros(400, int), "request", 1), 99)
