@@ -99,12 +99,21 @@ class Child:
 
 
 def spawn(
-    name: str, kind: str, argv: Sequence[str], env: Mapping[str, str], folder: Path, started_s: float
+    name: str,
+    kind: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    started_s: float,
+    cores: Sequence[int] = (),
 ) -> Child:
     """Start a child in its own OS session and process group, its output in `<folder>/<name>.log`.
 
     When the supervisor dies, the kernel sends the child SIGTERM. To be called from the supervisor's main
     thread: it is the death of the calling thread that counts.
+
+    Args:
+        cores: the only CPU cores it may run on, with all its threads and children; none: any.
 
     Raises:
         OSError: the program can't be executed.
@@ -115,6 +124,8 @@ def spawn(
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # died in between: nobody would send the signal
             os._exit(1)
+        if cores:
+            os.sched_setaffinity(0, cores)
         signal.set_wakeup_fd(-1)
         # Ignored signals survive exec; a shell's background job ignores SIGINT, nohup's SIGHUP.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,8 @@ class SessionProcesses:
         marks = {SESSION_VARIABLE: self.id, STATE_VARIABLE: self.state}
         env = child_environment(os.environ, part["env"], part["argv"], marks)
         try:
-            child = spawn(name, kind, part["argv"], env, self.folder, time.monotonic() - self.begun)
+            begun_s = time.monotonic() - self.begun
+            child = spawn(name, kind, part["argv"], env, self.folder, begun_s, self._cores(part))
         except OSError as error:
             raise SessionError(
                 f"{kind} {name} can't be started: {error.strerror}: {part['argv'][0]}",
@@ -161,6 +162,15 @@ class SessionProcesses:
         self.started()
         self.progress(f"{child.title}: started (pid {child.pid}, log {child.log})")
         return child
+
+    def _cores(self, part: Mapping[str, Any]) -> Sequence[int]:
+        """Cores that an engine is confined to, its API server included: otherwise it would use its neighbour's.
+
+        Cores that this machine lacks are left out; the engine then says what it thinks of its binding.
+        """
+        if self.plan["budget"]["kind"] != "cores" or "devices" not in part:
+            return ()
+        return sorted(set(part["devices"]) & os.sched_getaffinity(0))
 
     def failed(self, child: Child, why: str) -> SessionError:
         """The error for a process that did not come up."""
