@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from splitbench.figures.spec import FigureName, FigureSpec, Window
-from splitbench.serving.plan import Connector, FirstToken
+from splitbench.serving.plan import Connector, FirstToken, Router
 from splitbench.serving.synthetic_model import SyntheticModel
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,62}$"
@@ -254,11 +254,15 @@ class AggregatedLayout(EngineSpec):
         return [self]
 
 
+ROUTER = "the front door; vllm-router must be installed beside vLLM"
+
+
 class ReplicasLayout(EngineDefaults):
     """Several equal aggregated engines behind a round-robin front."""
 
     kind: Literal["replicas"]
     replicas: Annotated[list[EngineSpec], Field(min_length=2)]
+    router: Router = Field("builtin", description=ROUTER)
 
     def engines(self) -> list[EngineSpec]:
         """The layout's engines."""
@@ -282,11 +286,14 @@ class PdLayout(EngineDefaults):
         None, description="where transfer buffers live; default: with the engine"
     )
     kv_buffer_gb: PositiveFloat = Field(2.0, description="size of LMCache's transfer buffer per rank, in GiB")
+    router: Router = Field("builtin", description=ROUTER)
 
     @model_validator(mode="after")
     def _first_token_of_connector(self) -> Self:
         if self.connector != "lmcache" and self.first_token == "prefiller":
             raise ValueError(f"connector '{self.connector}' always takes the first token from the decoder")
+        if self.router == "vllm-router" and self.connector != "nixl":
+            raise ValueError(f"router 'vllm-router' does not serve connector '{self.connector}'; use builtin")
         return self
 
     def engines(self) -> list[EngineSpec]:

@@ -154,7 +154,6 @@ class Metrics:
         self.cancelled = 0
         self.in_flight = 0
         self.reads = 0
-        self.body_bytes = 0
         self.kv_waiting = 0
         self.kv_not_moved = 0
         self.notifications: Counter[str] = Counter()

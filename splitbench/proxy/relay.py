@@ -51,7 +51,6 @@ class Relay(Exchange):
         self.stall_s = stall_s
         self.close = close
         self.reads = 0
-        self.body_bytes = 0
         self.first_byte_s = 0.0
         self._write = client.write
         self._head = bytearray()

@@ -24,6 +24,7 @@ Role = Literal["aggregated", "prefill", "decode"]
 Kind = Literal["aggregated", "replicas", "pd"]
 Connector = Literal["nixl", "lmcache", "lmcache-mp"]
 FirstToken = Literal["prefiller", "decoder"]
+Router = Literal["builtin", "vllm-router"]
 
 PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session")
 

@@ -85,6 +85,11 @@ def _render(experiment: Experiment, name: str, base_port: int, *, keep_fixed_por
             _engine(experiment, layout, spec, f"engine-{index}", "aggregated", http_port(spec))
             for index, spec in enumerate(layout.replicas)
         )
+        if layout.router == "vllm-router":
+            urls = ["--worker-urls", *(f"http://{engine.host}:{engine.port}" for engine in engines)]
+            return Plan(
+                kind="replicas", engines=engines, proxy=_vllm_router(front, ports.take()[0], urls), **common
+            )
         return Plan(kind="replicas", engines=engines, proxy=_round_robin(front, engines), **common)
     front = ports.take()[0]
     notify = ports.take()[0] if layout.connector == "lmcache" else None
@@ -102,7 +107,11 @@ def _render(experiment: Experiment, name: str, base_port: int, *, keep_fixed_por
         connector=layout.connector,
         first_token=first_token,
         engines=engines,
-        proxy=_pd_proxy(layout.connector, first_token, front, notify, engines),
+        proxy=(
+            _vllm_router(front, ports.take()[0], _nixl_urls(engines))
+            if layout.router == "vllm-router"
+            else _pd_proxy(layout.connector, first_token, front, notify, engines)
+        ),
         files=files,
         **common,
     )
@@ -296,6 +305,37 @@ def _proxy(mode: str, front: int, arguments: list[str], other_ports: tuple[int, 
 
 def _round_robin(front: int, engines: tuple[EnginePlan, ...]) -> ProxyPlan:
     return _proxy("round-robin", front, _side("decoder", list(engines)))
+
+
+def _nixl_urls(engines: tuple[EnginePlan, ...]) -> list[str]:
+    arguments = ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+    for engine in engines:
+        arguments += [f"--{engine.role}", f"http://{engine.host}:{engine.port}"]
+    return arguments
+
+
+def _vllm_router(front: int, metrics_port: int, arguments: list[str]) -> ProxyPlan:
+    """The router of the vLLM project, from PyPI; benchmarks/proxy compares it with ours."""
+    return ProxyPlan(
+        host=LOOPBACK,
+        port=front,
+        other_ports=(metrics_port,),
+        argv=(
+            *(
+                "{serving_python}",
+                "-m",
+                "vllm_router.launch_router",
+                "--host",
+                LOOPBACK,
+                "--port",
+                str(front),
+            ),
+            *("--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)),
+            # Its default refuses requests above a number in flight.
+            *("--policy", "round_robin", "--max-concurrent-requests", "65536", "--log-level", "warning"),
+            *arguments,
+        ),
+    )
 
 
 def _pd_proxy(
