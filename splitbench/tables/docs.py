@@ -12,7 +12,7 @@ from splitbench.files import write_text
 from splitbench.tables.schema import LINEAGE_KEYS, SCHEMA_VERSION, TABLES, Table
 
 _HEAD = """\
-<!-- Made by `python -m splitbench.tables.docs docs/tables.md` from splitbench/tables/schema.py; edit that. -->
+<!-- Made by `python -m splitbench.tables.docs docs/tables.md` from splitbench/tables/schema.py. -->
 
 # Tables
 

@@ -238,7 +238,9 @@ def list_quantiles(values: Floats, lengths: Ints, p: float, skip: int = 0) -> Fl
             rows = values[starts[which, None] + np.arange(skip, int(length))]
         place = p * (count - 1)
         below, above = int(np.floor(place)), int(np.ceil(place))
-        ordered = np.partition(rows, sorted({below, above}), axis=1)
-        low, high = ordered[:, below], ordered[:, above]
+        ordered = np.partition(rows, above, axis=1)
+        high = ordered[:, above]
+        # One pivot and a maximum are cheaper than two pivots.
+        low = ordered[:, :above].max(axis=1) if below < above else high
         result[which] = low + (high - low) * (place - below)
     return result

@@ -26,7 +26,7 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}"]', re.DOTALL)
 _NESTED_END = re.compile(rb"\][ \t\r\n]*+\]")
 _NUMBER_LISTS = re.compile(rb"\[[ \t\r\n]*+\[[ \t\r\n]*+[-0-9NI\]]")
 
-_HASH_BYTES = 8 << 20
+_FORGET_BYTES = 8 << 20
 _WINDOW_BYTES = 1 << 18
 
 Span = tuple[int, int]
@@ -69,8 +69,8 @@ class Source:
         """sha256 of the file, as 64 hex digits."""
         state = hashlib.sha256()
         with memoryview(self.data) as view:
-            for at in range(0, self.size, _HASH_BYTES):
-                state.update(view[at : at + _HASH_BYTES])
+            for at in range(0, self.size, _FORGET_BYTES):
+                state.update(view[at : at + _FORGET_BYTES])
                 self.forget(at)
         return state.hexdigest()
 
@@ -202,14 +202,20 @@ def _number_lists_end(source: Source, at: int, key: str) -> int:
                 raise source.ends_early(key)
             return match.end()
         window += _WINDOW_BYTES
+        if (window - at) % _FORGET_BYTES == 0:
+            source.forget(window)
     raise source.ends_early(key)
 
 
 def _container_end(source: Source, at: int, key: str) -> int:
     closing = {b"[": b"]", b"{": b"}"}
     stack: list[bytes] = []
+    forgotten = at
     for match in _TOKEN.finditer(source.data, at):
         token = match.group()
+        if match.start() - forgotten > _FORGET_BYTES:
+            forgotten = match.start()
+            source.forget(forgotten)
         if token in closing:
             stack.append(closing[token])
         elif token in (b"]", b"}"):

@@ -15,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from splitbench.tables.ingest import ingest_cell
 
 
+@pytest.fixture(autouse=True)
+def no_disk_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut during these tests does not matter; waiting for the disk a thousand times does."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 class Ingested:
     """A cell's three parts, read back."""
 

@@ -25,7 +25,7 @@ from splitbench.tables.parts import write_part
 from splitbench.tables.scan import open_source, scan_objects
 from splitbench.tables.schema import TABLES
 
-FILES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 _text = st.text(st.characters(codec="utf-8"), max_size=20)
 _finite = st.floats(allow_nan=False)
@@ -127,7 +127,7 @@ def _mutated(text: str, rng: random.Random) -> bytes:
     return bytes(raw)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_mutated_json_gives_a_result_or_one_line(tmp_path, seed):
     rng = random.Random(seed)
@@ -137,7 +137,7 @@ def test_mutated_json_gives_a_result_or_one_line(tmp_path, seed):
         ingest_cell(path, {"cell_id": "x"}, tmp_path / "cell")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     replaced=st.sampled_from(
         ["ttfts", "itls", "errors", "input_lens", "latencies", "num_prompts", "duration"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files for the benchmarks: the client's shape and number format, as large as asked, from a fixed seed."""
+"""Result files for the benchmarks: the client's shape and number format, of any size, from a fixed seed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 def write_result(path: Path, megabytes: float, output_tokens: int = 1024, seed: int = 1) -> int:
     """Write a detailed `vllm bench serve` result of about this size; give the number of ITLs.
 
-    The numbers are differences of a nanosecond clock's doubles, as the client computes them, so their texts have the
-    same length and digits as real ones.
+    The numbers are differences of a nanosecond clock's doubles, as the client computes them: their texts
+    have the same length and digits as real ones.
     """
     rng = np.random.default_rng(seed)
     requests = max(1, round(megabytes * 1e6 / (22.2 * output_tokens)))
@@ -41,9 +41,7 @@ def write_result(path: Path, megabytes: float, output_tokens: int = 1024, seed: 
         }
         out.write(json.dumps(head)[:-1] + ', "itls": [')
         for k in range(requests):
-            gaps = (
-                rng.gamma(30, 0.0003, output_tokens - 1) + rng.random(output_tokens - 1).__lt__(0.01) * 0.05
-            )
+            gaps = rng.gamma(30, 0.0003, output_tokens - 1) + 0.05 * (rng.random(output_tokens - 1) < 0.01)
             clock = np.round(np.cumsum(gaps) + 1000 * rng.random() + 20000, 9)
             out.write((", " if k else "") + json.dumps(np.diff(clock, prepend=clock[0] - gaps[0]).tolist()))
         tail = {
