@@ -63,10 +63,19 @@ class Flow:
         folder: empty; results go there.
         python: the interpreter of the stubbed serving environment.
         config: what to run; default: a small experiment.
+        store: where environments and models are; default: of its own.
     """
 
-    def __init__(self, folder: Path, python: Path, *, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        python: Path,
+        *,
+        config: dict[str, Any] | None = None,
+        store: Path | None = None,
+    ) -> None:
         self.folder = folder
+        self.store = store or folder / "store"
         self.config = config or default_config(python, free_ports(1)[0])
         self.state = folder / "state"
         self.state.mkdir(mode=0o700, parents=True)
@@ -103,22 +112,22 @@ class Flow:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SPLITBENCH_")}
         return kept | {
             "SPLITBENCH_STATE": str(self.state),
-            "SPLITBENCH_STORE": str(self.folder / "store"),
+            "SPLITBENCH_STORE": str(self.store),
             "PYTHONUNBUFFERED": "1",
         }
 
-    def run(self, *arguments: str, **config: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, limit_s: float = 300, **config: Any) -> subprocess.CompletedProcess[str]:
         """Run the workflow to its end."""
-        return self.run_command(self.command(*arguments, **config))
+        return self.run_command(self.command(*arguments, **config), limit_s=limit_s)
 
-    def run_command(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def run_command(self, command: list[str], *, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a command in this folder's environment to its end."""
         return subprocess.run(
             command,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=limit_s,
             check=False,
         )
 
