@@ -15,6 +15,7 @@ import numpy as np
 from scipy.stats import beta
 
 from splitbench.files import write_text
+from splitbench.statistics.bootstrap import SEED
 from splitbench.statistics.clusters import clustered, clustered_quantile
 
 TOKENS = 40
@@ -117,7 +118,7 @@ WAYS = {
 }
 
 
-def coverage(runs: int, peers: int, seed: int = 2026) -> str:
+def coverage(runs: int, peers: int, seed: int = SEED) -> str:
     """The table, in Markdown; the peers only on the first simulations, as they are slow and far off."""
     lines = [
         f"| design | sd of start / run / request | quantile | {' | '.join(WAYS)} |",
@@ -143,10 +144,8 @@ def coverage(runs: int, peers: int, seed: int = 2026) -> str:
     overall = " | ".join(f"**{totals[name] / (2 * number[name] * len(DESIGNS)):.1%}**" for name in WAYS)
     lines.append(f"| all of them | | | {overall} |")
     margin = 1.96 * (0.05 * 0.95 / runs) ** 0.5
-    note = f"{runs} simulations each ({min(peers, runs)} of the other ways), {TOKENS} ITLs per request, seed {seed}."
-    return "\n".join(
-        [*lines, "", f"{note} An interval of exactly 95 % would read 95 ± {100 * margin:.1f} here."]
-    )
+    sizes = f"{runs} simulations each (others: {min(peers, runs)}), {TOKENS} ITLs a request, seed {seed}"
+    return "\n".join([*lines, "", f"{sizes}; a true 95 % would read 95 ± {100 * margin:.1f}."])
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,48 +73,63 @@ def counts_below(sample: Clustered, threshold: float) -> tuple[Floats, Floats]:
     return below, total
 
 
-def effective_size(hits: Floats, totals: Floats) -> tuple[float, float]:
-    """Share over all units, and how many independent values would know it as well as these units do.
+class Effective(NamedTuple):
+    """A share, and how many independent values would know it as well.
+
+    Attributes:
+        share: hits over all values.
+        size: effective number of independent values, less the price of few units; NaN with fewer than two.
+        price: factor by which few units made it smaller; 1 is none.
+    """
+
+    share: float
+    size: float
+    price: float
+
+
+def _price(units: int, n: float) -> float:
+    """Factor that widens an interval as Student's t does with one degree of freedom per unit less one."""
+    return float((t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, units - 1)) ** 2)
+
+
+def effective_size(hits: Floats, totals: Floats) -> Effective:
+    """Share over all units and the effective number of values behind it.
 
     Args:
         hits: per unit, how many values are hits.
         totals: per unit, how many values there are.
-
-    Returns:
-        The share, and the effective size with the price of few units already taken off; NaN with fewer than
-        two units.
     """
     units, n = len(totals), float(totals.sum())
     share = float(hits.sum() / n) if n else math.nan
     if units < 2 or not n:
-        return share, math.nan
+        return Effective(share, math.nan, 1.0)
+    price = _price(units, n)
     spread = float(np.sum(((hits - share * totals) / n) ** 2)) * units / (units - 1)
+    # No spread at all between the units: their number of values is all that is left to go by.
     independent = share * (1 - share) / spread if spread > 0 else n
-    # The same interval width as Student's t would give with one degree of freedom per unit less one.
-    price = (t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, units - 1)) ** 2
-    return share, float(min(independent * price, n))
+    return Effective(share, independent * price, price)
 
 
-def share_interval(share: float, size: float, confidence: float = 0.95) -> Interval:
-    """Interval of a share known as well as from `size` independent values; 0 to 1 if nothing is known."""
+def share_interval(known: Effective, confidence: float = 0.95) -> Interval:
+    """Interval of a share; 0 to 1 if nothing is known.
+
+    Between the exact binomial interval (Clopper and Pearson), which steps by one whole value, and Jeffreys'
+    without such a step: the step shrinks as the size does by the price of few units.
+    """
+    share, size, price = known
     if not size > 0 or math.isnan(share):
         return Interval(0.0, 1.0, confidence)
-    tail = (1 - confidence) / 2
-    hits = share * size
-    low = float(beta.ppf(tail, hits + 0.5, size - hits + 0.5)) if hits > 0 else 0.0
-    high = float(beta.ppf(1 - tail, hits + 0.5, size - hits + 0.5)) if hits < size else 1.0
+    tail, step = (1 - confidence) / 2, price / 2
+    hits, misses = share * size, (1 - share) * size
+    low = float(beta.ppf(tail, hits + 0.5 - step, misses + 0.5 + step)) if hits > 0 else 0.0
+    high = float(beta.ppf(1 - tail, hits + 0.5 + step, misses + 0.5 - step)) if misses > 0 else 1.0
     return Interval(low, high, confidence)
 
 
 def clustered_share(hits: Floats, totals: Floats, confidence: float = 0.95) -> tuple[float, Interval]:
     """A share and its interval from counts per unit, as in the share of requests that meet an SLO."""
-    share, size = effective_size(np.asarray(hits, np.float64), np.asarray(totals, np.float64))
-    if share in (0.0, 1.0) and len(totals) >= 2:
-        # No unit differs from another: the requests' own number bounds the share (rule of three), paid for
-        # few units.
-        n = float(np.sum(totals))
-        size = n * (t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, len(totals) - 1)) ** 2
-    return share, share_interval(share, size, confidence)
+    known = effective_size(np.asarray(hits, np.float64), np.asarray(totals, np.float64))
+    return known.share, share_interval(known, confidence)
 
 
 @dataclass(frozen=True)
@@ -155,10 +171,10 @@ def clustered_quantile(sample: Clustered, p: float, confidence: float = 0.95) ->
     gate = sample_gate(p, sample.requests, confidence)
     low, high = -math.inf, math.inf
     if distribution.n and not distribution.has_nan:
-        _, size = effective_size(*counts_below(sample, value))
-        tail = (1 - confidence) / 2
+        known = effective_size(*counts_below(sample, value))
+        size, tail = known.size, (1 - confidence) / 2
         if size > 0:
-            bounds = share_interval(p, size, confidence)
+            bounds = share_interval(known._replace(share=p), confidence)
             ends = distribution.quantiles([bounds.low, bounds.high])
             low = float(ends[0]) if (1 - p) ** size <= tail else -math.inf
             high = float(ends[1]) if p**size <= tail else math.inf

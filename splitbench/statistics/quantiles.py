@@ -127,14 +127,18 @@ class Distribution:
             return Curve(np.empty(0), np.empty(0))
         used = np.flatnonzero(self._counts)
         edges = (((used + self._base).astype(np.uint64) + np.uint64(1)) << _FIRST_SHIFT) - np.uint64(1)
-        return Curve(_from_ordered_bits(edges), np.cumsum(self._counts[used]) / self.n)
+        x = _from_ordered_bits(edges)
+        # The last bin of the negative numbers ends just below zero, not at -0.0, which equals 0.0.
+        x[(x == 0) & np.signbit(x)] = -np.finfo(np.float64).smallest_subnormal
+        x[np.isnan(x)] = np.inf  # the bin of infinity reaches into the bit patterns of NaN
+        return Curve(x, np.cumsum(self._counts[used]) / self.n)
 
 
 def _ordered_bits(values: Floats) -> npt.NDArray[np.uint64]:
-    """The bits of doubles as integers in the same order."""
-    bits = np.ascontiguousarray(values, dtype=np.float64).view(np.uint64)
+    """The bits of doubles as integers in the same order; the two zeros are one."""
     if not np.signbit(values).any():
-        return bits | _SIGN
+        return np.ascontiguousarray(values, dtype=np.float64).view(np.uint64) | _SIGN
+    bits = (np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
 

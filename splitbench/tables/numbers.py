@@ -140,7 +140,7 @@ class _Lists:
             values = (
                 np.frombuffer(document.as_buffer(of_type="d"), np.float64) if lengths.any() else np.empty(0)
             )
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RuntimeError):  # the last one: a whole number of more than 64 bits
             return None
         finally:
             del document, lists  # the parser may be used again only when nothing points into it

@@ -71,6 +71,15 @@ def test_ecdf_at_counts_at_and_below(values, points):
     assert q.ecdf_at(lambda: np.array_split(array, 2), grid) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "values", [[0.0, -0.0], [-5e-324, 0.0], [-1.0, 5e-324, 0.0], [math.inf, -math.inf, 0.0]]
+)
+def test_streamed_ecdf_around_zero_and_at_the_ends(values):
+    array = np.array(values)
+    for point, share in zip(*q.ecdf(lambda: [array]), strict=True):
+        assert share == pytest.approx(np.mean(array <= point))
+
+
 def test_streamed_ecdf_is_fine_enough_to_draw():
     values = np.random.default_rng(1).lognormal(2, 1, 100_000)
     x, _ = q.ecdf(lambda: np.array_split(values, 7))

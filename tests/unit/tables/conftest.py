@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -19,6 +20,11 @@ from splitbench.tables.ingest import ingest_cell
 def no_disk_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut during these tests does not matter; waiting for the disk a thousand times does."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 class Ingested:

@@ -244,6 +244,8 @@ def test_lineage_is_in_every_file(tmp_path, ingest):
         ('{"itls": [[1], 2]}', "itls"),
         ('{"itls": [[1], [2, "x"]]}', "itls"),
         ('{"itls": [[1], [2, [3]]]}', "itls"),
+        ('{"itls": [-9223372036854775809]}', "itls"),
+        ('{"itls": [[1' + "0" * 400 + "]]}", "itls: a number is too large"),
         ('{"itls": [[1], "]]", [2]], "ttfts": [1, 2, 3]}', "itls"),
         ('{"itls": 3}', "itls: a list of lists of numbers is expected, found a number"),
         ('{"itls": [[0.1, 0.2,], [1]]}', "itls"),
@@ -317,6 +319,12 @@ def test_an_old_result_stays_when_the_new_one_is_broken(tmp_path, ingest):
     with pytest.raises(UserError):
         ingest(tmp_path / "bad.json")
     assert (tmp_path / "cell" / "tokens.parquet").read_bytes() == before
+
+
+def test_whole_numbers_beyond_64_bits(tmp_path, ingest):
+    result = detailed()
+    result["itls"][0][0] = 2**70
+    assert ingest(save(tmp_path / "r.json", result)).tokens["itl_ms"].to_pylist()[0] == 2.0**70 * 1e3
 
 
 def test_chunked_decoding_equals_whole(tmp_path, monkeypatch, ingest):
