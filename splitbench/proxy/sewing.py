@@ -77,6 +77,11 @@ def with_head(usage: JsonObject) -> JsonObject:
     }
 
 
+def streamed_usage(usage: JsonObject) -> JsonObject:
+    """Usage as streams have it: without the empty fields of a whole answer."""
+    return {key: value for key, value in usage.items() if value is not None}
+
+
 def sew(head: Head, index: int, rest: JsonObject | None, chat: bool) -> JsonObject:
     """A whole answer: the prefill engine's reply, continued by the decoder's completion (None: nothing)."""
     answer = {key: None if key in PRIVATE_FIELDS else value for key, value in head.reply.items()}
@@ -125,7 +130,7 @@ def head_events(head: Head, index: int, chat: bool, last: bool, options: JsonObj
     common["object"] = "chat.completion.chunk" if chat else "text_completion"
     usage: JsonObject = {}
     if options.get("include_usage") and options.get("continuous_usage_stats"):
-        usage = {"usage": reply["usage"]}
+        usage = {"usage": streamed_usage(reply["usage"])}
     finish = head.finish_reason if last else None
     choice: JsonObject = {"index": index, "logprobs": None, "finish_reason": finish}
     out = b""
@@ -135,7 +140,7 @@ def head_events(head: Head, index: int, chat: bool, last: bool, options: JsonObj
         if usage:
             prompt_tokens = reply["usage"]["prompt_tokens"]
             counts = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "completion_tokens": 0}
-            role_usage = {"usage": reply["usage"] | counts}
+            role_usage = {"usage": streamed_usage(reply["usage"]) | counts}
         out = event(common | {"choices": [role]} | role_usage)
         choice["delta"] = {"content": head.text}
         if last:
@@ -143,7 +148,6 @@ def head_events(head: Head, index: int, chat: bool, last: bool, options: JsonObj
     else:
         choice["text"] = head.text
         choice["stop_reason"] = head.stop_reason if last else None
-        usage = usage or {"usage": None}
     return out + event(common | {"choices": [choice]} | usage)
 
 
@@ -172,7 +176,7 @@ class StreamRewriter:
         assert self.head is not None
         reply = self.head.reply
         self.ended_with_head = True
-        self.usage = reply["usage"]
+        self.usage = streamed_usage(reply["usage"])
         self.frame = {key: reply[key] for key in ("id", "created", "model") if key in reply}
         self.frame["object"] = "chat.completion.chunk" if self.chat else "text_completion"
 

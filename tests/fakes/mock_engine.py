@@ -428,6 +428,11 @@ def limit_of(body: dict[str, Any], chat: bool, prompt_length: int) -> int:
     return room if limit is None else limit
 
 
+def streamed(usage: dict[str, Any]) -> dict[str, Any]:
+    """vLLM leaves empty fields out of the usage in streams."""
+    return {key: value for key, value in usage.items() if value is not None}
+
+
 class _Form:
     """An answer in OpenAI's shape."""
 
@@ -494,8 +499,8 @@ class _Form:
 
         def counted(index: int, tokens: int) -> dict[str, Any]:
             if options.get("include_usage") and options.get("continuous_usage_stats"):
-                return {"usage": self.usage(len(self.prompts[index // self.n]), tokens)}
-            return {} if self.chat else {"usage": None}
+                return {"usage": streamed(self.usage(len(self.prompts[index // self.n]), tokens))}
+            return {}
 
         if self.chat:
             for index in range(len(self.answers)):
@@ -520,7 +525,7 @@ class _Form:
                     choice |= {"text": text, "stop_reason": answer.stop_reason if last else None}
                 yield event(frame | {"choices": [choice]} | counted(index, position + 1))
         if options.get("include_usage"):
-            yield event(frame | {"choices": [], "usage": self.total()})
+            yield event(frame | {"choices": [], "usage": streamed(self.total())})
         yield b"data: [DONE]\n\n"
 
 

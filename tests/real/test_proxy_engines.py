@@ -25,21 +25,21 @@ import yaml
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.measuring.stage import places
 from splitbench.serving.session import Owner, Session, SessionRequest, acquire, node_lock, stop
-from splitbench.serving.state import state_folder
 from splitbench.workflow import REPOSITORY, Workflow
+from tests.fakes.layouts import free_ports
 from tests.fakes.proxy_layout import Reply, ask
 
 pytestmark = pytest.mark.real
 
-TEXT = " ".join(f"w{number * 37 % 9001}" for number in range(300))
-IDS = [number * 41 % 20011 for number in range(1, 260)]
+TEXT = " ".join(f"w{number * 37 % 9001}" for number in range(200))
+IDS = [number * 41 % 20011 for number in range(1, 150)]
 GREEDY = {"model": "tiny-llama", "temperature": 0, "ignore_eos": True}
 CHAT = {"messages": [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": TEXT}]}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 1}),
-    (COMPLETIONS, {"prompt": TEXT, "max_tokens": 2}),
+    (COMPLETIONS, {"prompt": TEXT, "max_tokens": 2, "stream": True}),
     (COMPLETIONS, {"prompt": IDS, "max_tokens": 12}),
     (COMPLETIONS, {"prompt": IDS[:5]}),
     (COMPLETIONS, {"prompt": [TEXT, "w1 w2 w3"], "max_tokens": 6}),
@@ -56,7 +56,6 @@ FROM_THE_DECODER: list[tuple[str, dict[str, Any]]] = [
 ]
 STREAMS: list[dict[str, Any]] = [
     {},
-    {"stream": True},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 ]
 
@@ -65,12 +64,12 @@ STREAMS: list[dict[str, Any]] = [
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """The demo's prefill-decode layout, up."""
     config = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text(encoding="utf-8"))
-    flow = Workflow(config)
+    flow = Workflow(config | {"node": {"base_port": free_ports(12)[0]}})
     ensure_serving(flow, print)
     ensure_model(flow, print)
     layout = next(name for name, plan in flow.cells.plans.items() if plan.kind == "pd")
     folder = tmp_path_factory.mktemp("sessions")
-    state = state_folder()
+    state = tmp_path_factory.mktemp("state")
     request = SessionRequest(flow.cells.plans[layout], 0, places(flow), folder, Owner.current())
     with node_lock(state, "the proxy's tests", print):
         try:
@@ -132,7 +131,7 @@ def shape(reply: Reply) -> Any:
     final = None
     for event in events[:-1]:
         if not event["choices"]:
-            final = event["usage"]
+            final = plain(event["usage"])
         for choice in event["choices"]:
             answer = answers.setdefault(
                 choice["index"], {"text": "", "role": None, "finish": [], "logprobs": []}
@@ -142,12 +141,12 @@ def shape(reply: Reply) -> Any:
             answer["role"] = answer["role"] or (delta or {}).get("role")
             answer["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
             answer["logprobs"] += [plain(choice["logprobs"])] if choice.get("logprobs") else []
-            answer["usage"] = event.get("usage")
+            answer["usage"] = plain(event.get("usage"))
     return answers, final
 
 
 def compare(front: str, direct: str, requests: list[tuple[str, dict[str, Any]]]) -> int:
-    """Ask both; give the number of prompt tokens that the front was asked to have moved."""
+    """Ask both; give the number of prompt tokens whose KV had to move for the front's answers."""
 
     async def test() -> int:
         prompt_tokens = 0
@@ -158,11 +157,10 @@ def compare(front: str, direct: str, requests: list[tuple[str, dict[str, Any]]])
                     got = await ask(client, front + path, body)
                     want = await ask(client, direct + path, body)
                     assert shape(got) == shape(want), body
-                    if not stream:
-                        answers = len(got.value["choices"]) // len(fields["prompt"]) if "n" in fields else 1
-                        prompt_tokens += got.value["usage"]["prompt_tokens"] * max(
-                            1, fields.get("n", answers)
-                        )
+                    last = got.events[-2] if body.get("stream") else got.value
+                    prompt_tokens += ((last.get("usage") or {}).get("prompt_tokens") or 0) * fields.get(
+                        "n", 1
+                    )
         return prompt_tokens
 
     return asyncio.run(test())
@@ -174,8 +172,7 @@ def test_answers_over_nixl_are_the_engines_own(session: Session) -> None:
     moved = metric(direct, "vllm:prompt_tokens_by_source_total", labels)
     asked = compare(session.front_url, direct, EVERYWHERE + FROM_THE_DECODER)
     moved = metric(direct, "vllm:prompt_tokens_by_source_total", labels) - moved
-    # The KV has moved for every prompt: once whole and twice streamed.
-    assert moved >= 0.97 * asked * len(STREAMS)
+    assert moved >= asked > 0
     assert metric(session.front_url, "splitbench_proxy_kv_not_moved_total") == 0
 
 
