@@ -17,7 +17,7 @@ from splitbench.experiment.cells import Cell
 from splitbench.files import read_json
 from splitbench.measuring.progress import Load, progress_line, remaining_s
 from splitbench.measuring.run import CellFiles, run_cell
-from splitbench.serving.session import Owner, Places
+from splitbench.serving.session import Owner, Places, stop
 from splitbench.serving.state import state_folder
 from splitbench.workflow import REPOSITORY, Workflow
 
@@ -47,7 +47,7 @@ def measure_cell(
     note(_progress(flow, cell, owner))
     run_cell(
         cell,
-        CellFiles(Path(flow.path(f"cells/{cell_id}"))),
+        _files(flow, cell),
         order=flow.cells.order(cell_id),
         places=places(flow),
         state=state,
@@ -58,6 +58,9 @@ def measure_cell(
         idle_limit_s=flow.experiment.node.idle_limit_s,
         progress=note,
     )
+    if owner is not None and all(_files(flow, other).record.exists() for other in flow.cells.all):
+        # Nobody will want the session again: what comes now may have the machine to itself.
+        stop(state, owner=owner, reason="all cells are measured")
 
 
 def places(flow: Workflow) -> Places:
@@ -89,6 +92,10 @@ def check_cores(cell: Cell) -> None:
             )
 
 
+def _files(flow: Workflow, cell: Cell) -> CellFiles:
+    return CellFiles(Path(flow.path(f"cells/{cell.cell_id}")))
+
+
 def _load(cell: Cell) -> Load:
     return Load(cell.layout, cell.workload, cell.concurrency, cell.prompts + cell.warmups)
 
@@ -98,7 +105,7 @@ def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
     todo = []
     finished = 0
     for other in flow.cells.all:
-        record = CellFiles(Path(flow.path(f"cells/{other.cell_id}"))).record
+        record = _files(flow, other).record
         if record.exists():
             finished += 1
             done[_load(other)] = float(read_json(record)["total_s"])
