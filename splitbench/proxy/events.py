@@ -147,7 +147,13 @@ class EventRelay(Relay):
         if not self._streams:
             self._refusal += payload[: MAX_REFUSAL_BYTES - len(self._refusal)]
             return
-        out = b"".join([self.rewriter(event) for event in self._splitter.feed(payload)])
+        out = b""
+        for event in self._splitter.feed(payload):
+            try:
+                out += self.rewriter(event)
+            except EngineError as error:
+                self.fail(error)
+                break
         if out:
             self._write(chunk(out))
         if len(self._splitter.rest) > MAX_EVENT_BYTES:

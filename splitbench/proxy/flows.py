@@ -37,11 +37,13 @@ from splitbench.proxy.sewing import (
     merge,
     read_head,
     sew,
+    understood,
 )
 from splitbench.proxy.wire import (
     DONE_EVENT,
     LAST_CHUNK,
     EngineError,
+    RefusalError,
     chunk,
     error_object,
     event,
@@ -152,7 +154,7 @@ class Answer:
         call.record.stages["first_byte"] = time.monotonic()
         return relayed_head(200, STREAM_HEADERS, call.record.id, not call.request.keep_alive)
 
-    def break_off(self, error: EngineError) -> None:
+    def break_off(self, error: EngineError | RefusalError) -> None:
         """Say what failed, and leave the answer without its end (see `Relay.break_off`)."""
         self.call.record.error = str(error)
         self.call.client.write(chunk(event(error_object(error.status, str(error)))))
@@ -268,7 +270,7 @@ class PrefillDecodeFlow(Flow):
             text = refusal_text(refusal.reply.status, refusal.reply.body)
             answer.break_off(EngineError(502, f"{refusal.reply.engine.name}: {text}"))
             return
-        except EngineError as error:
+        except (EngineError, RefusalError) as error:
             if not call.client.started:
                 raise
             answer.break_off(error)
@@ -298,10 +300,14 @@ class PrefillDecodeFlow(Flow):
                 if rest.status != 200:
                     raise EngineRefusal(rest)
                 value = _json_answer(rest)
-                return value if head is None else sew(head, part.index, value, call.chat)
+                with understood():
+                    return value if head is None else sew(head, part.index, value, call.chat)
 
         answers = await _all([run(part) for part in parts])
-        value = answers[0] if len(parts) == 1 else merge(answers, _first_of_prompt(fields, parts))
+        value = answers[0]
+        if len(parts) > 1:
+            with understood():
+                value = merge(answers, _first_of_prompt(fields, parts))
         call.record.status = 200
         call.record.stages.setdefault("first_byte", time.monotonic())
         call.client.answer(200, orjson.dumps(value), b"application/json", call.request, call.record.id)

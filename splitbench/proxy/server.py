@@ -170,13 +170,12 @@ class Proxy:
             if request.http_1_0:
                 raise RefusalError(505, "completions are streamed in HTTP/1.1")
             await self.flow.serve(call)
-        except RefusalError as refusal:
-            record.status, record.error = refusal.status, str(refusal)
-            self._error(client, request, refusal.status, str(refusal), refusal.param, record.id)
-        except EngineError as failure:
-            record.status, record.error = failure.status, str(failure)
-            log.warning("request %s: %s", record.id, failure)
-            self._error(client, request, failure.status, str(failure), None, record.id)
+        except (RefusalError, EngineError) as error:
+            record.status, record.error = error.status, str(error)
+            param = error.param if isinstance(error, RefusalError) else None
+            if isinstance(error, EngineError):
+                log.warning("request %s: %s", record.id, error)
+            self._error(client, request, error.status, str(error), param, record.id)
         except asyncio.CancelledError:
             record.status, record.error = 499, "the client left"
             self.metrics.cancelled += 1

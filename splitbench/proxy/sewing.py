@@ -7,6 +7,8 @@ All of it works on the engines' own JSON, so that what an engine adds to its ans
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +69,19 @@ def read_head(body: bytes, fields: JsonObject, chat: bool) -> Head:
         if isinstance(prompt_ids, str):
             prompt_ids = None
     return Head(reply, text, token_id, prompt_ids, finish_reason, choice.get("stop_reason"))
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Around work on engines' JSON: what is not of OpenAI's form is the engine's failure.
+
+    Raises:
+        EngineError
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(502, f"an engine's answer is not of OpenAI's form ({error!r})") from None
 
 
 def with_head(usage: JsonObject) -> JsonObject:
@@ -196,7 +211,8 @@ class StreamRewriter:
             return data  # an engine's error event
         if self._may_be_quick and not self.quick:
             self._learn(data, value)
-        return self._rewrite(value)
+        with understood():
+            return self._rewrite(value)
 
     def _learn(self, data: bytes, value: JsonObject) -> None:
         """What in this stream's events differs from the first token's event: the time, if anything.

@@ -400,3 +400,53 @@ def test_no_header_of_the_client_is_logged_or_traced(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.DEBUG):
         run(test())
+
+
+@pytest.mark.parametrize(
+    "event", [b"data: {nonsense}\n\n", b'data: {"choices": [3]}\n\n', b'data: {"choices": 1}\n\n']
+)
+def test_events_that_cannot_be_sewn_are_an_error(event: bytes) -> None:
+    async def test() -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        async with layout("lmcache-mp", first_token="prefiller") as up:
+            up.decoders[0].script.append(Behaviour(raw=head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)))
+            got = await up.ask(STREAM)
+            assert got.broken and got.events[-1]["error"]["code"] == 502
+            await works(up)
+
+    run(test())
+
+
+def test_answers_that_cannot_be_sewn_are_an_error() -> None:
+    async def test() -> None:
+        for raw in (b"[]", b"{}", b'{"choices": []}', b"x"):
+            answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+            async with layout("lmcache-mp", first_token="prefiller") as up:
+                for engine in (up.prefillers[0], up.decoders[0]):
+                    engine.script.append(Behaviour(raw=answer))
+                    got = await up.ask(BODY)
+                    assert got.status == 502, (raw, got.raw)
+                await works(up)
+
+    run(test())
+
+
+def test_chat_answers_that_the_engine_parses_are_refused() -> None:
+    async def test() -> None:
+        reply = {"choices": [{"message": {"content": None, "reasoning": "w1"}, "finish_reason": "length"}]}
+        reply["choices"][0]["token_ids"] = [1]
+        raw = json.dumps(reply).encode()
+        answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+        async with layout("lmcache-mp", first_token="prefiller") as up:
+            for stream in (False, True):
+                up.prefillers[0].script.append(Behaviour(raw=answer))
+                body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+                got = await up.ask(body, "/v1/chat/completions")
+                assert got.status == 400 and "--first-token decoder" in got.value["error"]["message"]
+            # One of two answers has begun when the other turns out to be so.
+            up.prefillers[0].script.extend([Behaviour(), Behaviour(raw=answer, delay_s=0.3)])
+            got = await up.ask(body | {"n": 2, "max_tokens": 4}, "/v1/chat/completions")
+            assert got.broken and got.events[-1]["error"]["code"] == 400
+            await works(up)
+
+    run(test())
