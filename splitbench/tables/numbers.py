@@ -43,11 +43,14 @@ def number_list(source: Source, span: Span, key: str) -> Floats:
 
 
 def _checked(source: Source, values: list[Any], key: str) -> Floats:
-    for place, value in enumerate(values):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise source.error(f"{key}[{place}]: a number is expected, found {kind_of(value)}")
+    kinds = set(map(type, values))
+    if not kinds <= {int, float, type(None)}:
+        place, value = next((k, v) for k, v in enumerate(values) if type(v) not in (int, float, type(None)))
+        raise source.error(f"{key}[{place}]: a number is expected, found {kind_of(value)}")
+    if type(None) in kinds:
+        values = [np.nan if v is None else v for v in values]
     try:
-        return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        return np.array(values, dtype=np.float64)
     except OverflowError as error:
         raise source.error(f"{key}: a number is too large for a double") from error
 
@@ -57,6 +60,8 @@ def text_list(source: Source, span: Span, key: str) -> list[str]:
     value = decode(source, span)
     if not isinstance(value, list):
         raise source.error(f"{key}: a list of texts is expected, found {kind_of(value)}")
+    if set(map(type, value)) <= {str}:
+        return value
     return [v if isinstance(v, str) else "" if v is None else str(v) for v in value]
 
 
@@ -134,7 +139,8 @@ class _Lists:
         try:
             document = parser.parse(raw)
             lists = list(document)
-            if raw.count(b"[") != len(lists) + 1:  # numbers among the lists, or lists in them
+            brackets = np.count_nonzero(np.frombuffer(raw, np.uint8) == ord("["))
+            if brackets != len(lists) + 1:  # numbers among the lists, or lists in them
                 return None
             lengths = np.fromiter(map(len, lists), np.int64, len(lists))
             values = (

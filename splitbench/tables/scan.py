@@ -23,6 +23,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,:\[\]{}\"]++")
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}"]', re.DOTALL)
+_TEXTS = re.compile(rb'\[[ \t\r\n]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[ \t\r\n]*+,?[ \t\r\n]*+)*+\]', re.DOTALL)
 _NESTED_END = re.compile(rb"\][ \t\r\n]*+\]")
 _NUMBER_LISTS = re.compile(rb"\[[ \t\r\n]*+\[[ \t\r\n]*+[-0-9NI\]]")
 
@@ -180,7 +181,9 @@ def value_end(source: Source, at: int, key: str) -> int:
     if first in (b"[", b"{"):
         if _NUMBER_LISTS.match(data, at):
             return _number_lists_end(source, at, key)
-        return _container_end(source, at, key)
+        # A short list of texts in one match; whether its commas are right, the decoder will say.
+        match = _TEXTS.match(data, at, min(at + _FORGET_BYTES, source.size))
+        return match.end() if match is not None else _container_end(source, at, key)
     match = _SCALAR.match(data, at)
     if match is None:
         raise source.unexpected(at, f"a value for {key!r}")
