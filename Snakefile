@@ -29,6 +29,8 @@ rule all:
         flow.path("report.html"),
         figure_files(),
         plan_files(),
+        # Raw results are wanted for themselves: the tables alone would not bring a deleted one back.
+        cell_files(),
     localrule: True
     conda:
         "envs/workflow.yaml"

@@ -42,6 +42,11 @@ def all_cells(pattern):
     return [flow.path(pattern).format(cell=cell) for cell in flow.cells.ids]
 
 
+def cell_files():
+    names = ("cell", "bench", "metrics", "record")
+    return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}.json")]
+
+
 def plan_of(wildcards):
     return flow.plan_text(wildcards.layout)
 

@@ -25,3 +25,11 @@ rule cell:
         slice=cell_slice,
     script:
         "../scripts/cell.py"
+
+
+rule cells:
+    input:
+        cell_files(),
+    localrule: True
+    conda:
+        "../envs/workflow.yaml"

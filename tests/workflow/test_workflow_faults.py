@@ -40,7 +40,7 @@ def sessions(flow: Flow, layout: str) -> list[Path]:
 
 def test_an_engine_that_does_not_start_is_named_with_its_last_words_and_tried_once(flow: Flow) -> None:
     broken = flow.edited("layouts/agg/env", {"VLLM_STUB_DIE_EARLY": "ValueError: no room for the KV cache"})
-    done = flow.run(config=broken)
+    done = flow.run("cells", config=broken)
     output = done.stdout + done.stderr
     assert done.returncode == 1
     assert "engine-0" in output
@@ -52,13 +52,13 @@ def test_an_engine_that_does_not_start_is_named_with_its_last_words_and_tried_on
     assert {status for cell, status in statuses.items() if cell.startswith("agg-")} == {"failed"}
     assert flow.gone() == []
     assert assert_results_are_complete(flow) == 4
-    assert flow.run().returncode == 0  # mended: the other layout's cells are still there
+    assert flow.run("cells").returncode == 0  # mended: the other layout's cells are still there
     assert assert_results_are_complete(flow) == 8
 
 
 def test_a_failing_cell_leaves_the_others_and_no_process(flow: Flow) -> None:
     dying = flow.edited("layouts/agg/env", {"VLLM_STUB_DIE_AFTER_REQUESTS": "9", "VLLM_STUB_CHILDREN": "2"})
-    done = flow.run(config=dying)
+    done = flow.run("cells", config=dying)
     assert done.returncode == 1
     assert "engine-0" in done.stdout + done.stderr
     statuses = flow.status()
@@ -75,7 +75,7 @@ def test_whatever_ends_the_workflow_nothing_is_left_and_the_rerun_finishes(
 ) -> None:
     chance = random.Random(f"{how}/{attempt}")
     slow = flow.edited("engine/env", {"VLLM_STUB_STEP_MS": "20", "VLLM_STUB_CHILDREN": "1"})
-    running = flow.start(config=slow)
+    running = flow.start("cells", config=slow)
     wait_for_cells(flow, chance.choice([0, 1, 3]))
     time.sleep(chance.uniform(0, 2))
     if how == "interrupt":
@@ -89,10 +89,10 @@ def test_whatever_ends_the_workflow_nothing_is_left_and_the_rerun_finishes(
     assert flow.gone(40) == []
     before = assert_results_are_complete(flow)
     assert before < 8
-    done = flow.run(config=slow)
+    done = flow.run("cells", config=slow)
     assert done.returncode == 0, done.stdout + done.stderr
     assert assert_results_are_complete(flow) == 8
-    assert flow.planned(config=slow) == {}
+    assert flow.planned("cells", config=slow) == {}
 
 
 def wait_for_cells(flow: Flow, count: int, limit_s: float = 90) -> None:
@@ -109,7 +109,7 @@ def wait_for_cells(flow: Flow, count: int, limit_s: float = 90) -> None:
 def test_two_workflows_on_one_machine_take_turns(flow: Flow, tmp_path: Path, stub: Path) -> None:
     other = Flow(tmp_path / "other", stub, config=flow.config)
     other.state = flow.state
-    both = [flow.start(), other.start()]
+    both = [flow.start("cells"), other.start("cells")]
     assert [each.wait(timeout=280) for each in both] == [0, 0]
     intervals = []
     for folder in (flow, other):
