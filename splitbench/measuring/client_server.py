@@ -31,6 +31,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -307,13 +308,14 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _settled_threads() -> int:
-    """Wait until the threads that imports started are gone, so that forking is safe; how many are left."""
+    """Wait until the Python threads that imports started are gone, so that forking is safe; how many are left.
+
+    Idle threads of OpenBLAS don't count: it ends them itself before a fork (pthread_atfork).
+    """
     until_s = time.monotonic() + STOP_S
-    while True:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        if threads == 1 or time.monotonic() > until_s:
-            return threads
+    while threading.active_count() > 1 and time.monotonic() < until_s:
         time.sleep(0.02)
+    return threading.active_count()
 
 
 def main() -> int:
@@ -344,7 +346,7 @@ def main() -> int:
                 importlib.import_module(name)
         threads = _settled_threads()
         seconds = time.monotonic() - started_s
-        print(f"ready after {seconds:.1f} s with {threads} thread(s)", flush=True)  # noqa: T201
+        print(f"ready after {seconds:.1f} s with {threads} Python thread(s)", flush=True)  # noqa: T201
         gc.collect()
         gc.freeze()  # keeps the collector from touching, and so copying, the pages that all runs share
         servers.append(ClientServer(listener, module.main, str(module.__file__)))

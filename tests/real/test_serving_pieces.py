@@ -291,7 +291,7 @@ def test_the_warm_client_measures_what_a_cold_one_measures(
     finally:
         server.terminate()
         server.wait(timeout=30)
-    assert "with 1 thread(s)" in (tmp_path / "server.log").read_text()
+    assert "with 1 Python thread(s)" in (tmp_path / "server.log").read_text()
     assert (first.exit_code, second.exit_code) == (0, 0)
     cold_run = subprocess.run(
         [environment.python_path, "-m", "vllm.entrypoints.cli.main", *argv("cold.json")],

@@ -282,7 +282,7 @@ def test_the_socket_is_the_users_alone_and_a_dead_servers_is_replaced(
     )
     try:
         assert second.stdout is not None
-        assert "1 thread(s)" in second.stdout.readline()
+        assert "1 Python thread(s)" in second.stdout.readline()
         assert run_warm(path, ["exit", "4"], tmp_path / "run.log", _nothing).exit_code == 4
     finally:
         second.terminate()
