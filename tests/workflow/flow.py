@@ -145,7 +145,7 @@ class Flow:
 
     def planned(self, *arguments: str, **config: Any) -> dict[str, int]:
         """Number of jobs per rule that would run."""
-        shown = self.run("-n", "--quiet", "rules", *arguments, **config)
+        shown = self.run("-n", *arguments, "--quiet", "rules", **config)
         assert shown.returncode == 0, shown.stdout + shown.stderr
         table = re.findall(r"^([a-z_]+)\s+(\d+)$", shown.stdout + shown.stderr, re.MULTILINE)
         return {name: int(count) for name, count in table if name not in ("total", "all")}
