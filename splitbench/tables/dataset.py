@@ -22,6 +22,7 @@ from splitbench.tables.schema import CELLS, TABLES
 
 Floats = npt.NDArray[np.float64]
 BATCH_ROWS = 1 << 18
+_FILES_AT_ONCE = 64
 _OPTIONAL = frozenset({"telemetry", "engine_facts", "checks"})
 
 
@@ -95,14 +96,17 @@ def tokens(
     if not failed:
         answered = pc.field("ok")
         filter = answered if filter is None else filter & answered
-    scanner = open_table(parts, "tokens").scanner(
-        columns=_listed(columns),
-        filter=filter,
-        batch_size=BATCH_ROWS,
-        batch_readahead=4,
-        fragment_readahead=2,
-    )
-    yield from scanner.to_batches()
+    listed = list(parts)
+    for at in range(0, len(listed), _FILES_AT_ONCE):
+        # A dataset keeps every footer it has read, so a large one is read as several small ones.
+        scanner = open_table(listed[at : at + _FILES_AT_ONCE], "tokens").scanner(
+            columns=_listed(columns),
+            filter=filter,
+            batch_size=BATCH_ROWS,
+            batch_readahead=4,
+            fragment_readahead=2,
+        )
+        yield from scanner.to_batches()
 
 
 def _listed(columns: Sequence[str] | None) -> list[str] | None:
