@@ -17,6 +17,7 @@ from splitbench.experiment.models import Experiment
 from splitbench.measuring.stage import places
 from splitbench.serving import commands as sessions
 from splitbench.serving.session import SessionRequest
+from splitbench.tables import cli_import, cli_sql
 from splitbench.workflow import Workflow, say
 
 
@@ -39,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
         commands.choices[name].set_defaults(run=sessions.run)
+    for name, module in (("sql", cli_sql), ("import", cli_import)):
+        command = commands.add_parser(name, help=module.HELP)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))

@@ -186,7 +186,7 @@ class Model(Section):
 class Node(Section):
     """How this machine is used; nothing in here changes a result, so nothing in here is part of a digest."""
 
-    base_port: Port = Field(18100, description="ports are counted upwards from here")
+    base_port: Port = Field(17100, description="ports are counted upwards from here")
     idle_limit_s: PositiveFloat = Field(300.0, description="a session that nobody uses ends after this")
 
 
