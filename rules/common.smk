@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
+from splitbench.measuring.stage import outlook
 from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
@@ -61,6 +62,11 @@ def figure_slice(wildcards):
 
 def figure_files():
     return [flow.path(f"figures/{name}.png") for name in flow.figure_names]
+
+
+onstart:
+    if (line := outlook(flow)) is not None:
+        say(line)
 
 
 onsuccess:

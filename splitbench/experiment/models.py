@@ -53,7 +53,9 @@ OWNED_ARGS = frozenset(
 OWNED_ENV = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
+        "GOMP_CPU_AFFINITY",
         "LMCACHE_CONFIG_FILE",
+        "OMP_NUM_THREADS",
         "PYTHONPATH",
         "VLLM_CPU_OMP_THREADS_BIND",
         "VLLM_NIXL_SIDE_CHANNEL_HOST",

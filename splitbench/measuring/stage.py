@@ -14,8 +14,8 @@ import psutil
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
-from splitbench.files import read_json
-from splitbench.measuring.progress import Load, progress_line, remaining_s
+from splitbench.files import canonical_json, read_json
+from splitbench.measuring.progress import Load, clock, progress_line, remaining_s
 from splitbench.measuring.run import CellFiles, run_cell
 from splitbench.serving.session import Owner, Places, stop
 from splitbench.serving.state import state_folder
@@ -90,6 +90,36 @@ def check_cores(cell: Cell) -> None:
                 where=f"layouts.{cell.layout}",
                 mend="name cores that are there",
             )
+
+
+def outlook(flow: Workflow) -> str | None:
+    """What a run is about to measure and about how long that takes, from all cells that the results hold.
+
+    Returns:
+        one line; None when no cell is to be measured.
+    """
+    todo = [cell for cell in flow.cells.all if not _files(flow, cell).record.exists()]
+    if not todo:
+        return None
+    done: dict[Load, float] = {}
+    stacks = set()
+    for path in Path(flow.path("cells")).glob("*/*/*/*/record.json"):
+        record, cell = read_json(path), read_json(path.with_name("cell.json"))
+        load = Load(
+            cell["layout"]["name"],
+            cell["workload"]["name"],
+            cell["concurrency"],
+            record["prompts"] + record["warmups"],
+        )
+        done[load] = float(record["total_s"])
+        stacks.add(canonical_json(cell["layout"]["stack"]))
+    left_s = remaining_s([_load(cell) for cell in todo], done)
+    line = f"{len(todo)} of {len(flow.cells)} cells are to be measured"
+    if left_s is not None:
+        line += f", about {clock(left_s)} by the cells measured before"
+    if stacks and canonical_json(flow.stack) not in stacks:
+        line += "; the serving stack is another one than theirs, so all of them count anew"
+    return line
 
 
 def _files(flow: Workflow, cell: Cell) -> CellFiles:

@@ -156,7 +156,11 @@ def _engine(
     if experiment.model.hub is None:
         owned |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.cores is not None:
-        owned["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, spec.cores))
+        cores = ",".join(map(str, spec.cores))
+        owned["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        # vLLM's own binding is not applied when model and scheduler share a process; this one always is. Threads that
+        # are not pinned spin or wander, and the client then sees tokens in bunches.
+        owned |= {"OMP_NUM_THREADS": str(len(spec.cores)), "GOMP_CPU_AFFINITY": cores}
     else:
         owned["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.devices))
     parallel = [
@@ -205,7 +209,7 @@ def _pd_engine(
         side = ports.take(spec.parallel)
         transfer: dict[str, Any] = {
             "kv_connector": "NixlConnector",
-            "kv_role": "kv_both",
+            "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
             "kv_buffer_device": device,
         }
         env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side[0])}
