@@ -32,6 +32,8 @@ class Report:
         plans: the layouts' launch plans.
         rerun: what to run for what, as purpose and command.
         code_version: of the workflow that wrote the report.
+        slo: what was asked of latencies; empty where nothing was.
+        highest_loads: per layout and workload the highest load that kept the SLO, as name and words.
         digests: further lineage (config, stack lock, environment), as label and digest.
     """
 
@@ -45,6 +47,8 @@ class Report:
     rerun: Sequence[tuple[str, str]] = ()
     code_version: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
+    slo: str = ""
+    highest_loads: Sequence[tuple[str, str]] = ()
 
 
 def ms(value: float) -> str:

