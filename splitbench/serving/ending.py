@@ -227,6 +227,12 @@ def _wait_for_memory(record: dict[str, Any], progress: Callable[[str], None]) ->
         progress(f"GPU {index} still has {mib} MiB more in use than before the session")
 
 
+def _held(state: Path) -> bool:
+    """Whether the process that noted itself as measuring is still there; a killed one leaves its note behind."""
+    note = read_record(state / "node.json")
+    return note is not None and ProcessId.parse(note["process"]).alive()
+
+
 def status(state: Path | None = None) -> dict[str, Any]:
     """What is up here: `supervisor` (alive or not), `session` (its record or None), `measuring` (who)."""
     state = state_folder() if state is None else state
@@ -239,5 +245,5 @@ def status(state: Path | None = None) -> dict[str, Any]:
         "state": str(state),
         "supervisor": alive,
         "session": record,
-        "measuring": lock_holder(state) if (state / "node.json").exists() else None,
+        "measuring": lock_holder(state) if _held(state) else None,
     }

@@ -521,3 +521,12 @@ def test_the_record_tells_what_is_up(state: Path, tmp_path: Path) -> None:
     assert kept["phase"] == "ended"
     assert kept["reason"] == "told to stop"
     assert [each["alive"] for each in status(state)["session"]["processes"]] == [False]
+
+
+def test_a_measurement_that_was_killed_is_not_shown_as_running(state: Path) -> None:
+    note = {"purpose": "a cell", "process": "4194304:1", "since": 0.0}  # beyond the largest pid: nobody
+    (state / "node.json").write_text(json.dumps(note), encoding="utf-8")
+    assert status(state)["measuring"] is None
+    me = str(ProcessId.current())
+    (state / "node.json").write_text(json.dumps(note | {"process": me}), encoding="utf-8")
+    assert "a cell" in status(state)["measuring"]
