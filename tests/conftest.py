@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,11 @@ import pytest
 
 from splitbench.serving.ending import stop
 from splitbench.serving.processes import marked
+
+# A shell starts its background jobs with SIGINT ignored, and so does what those start: tests that interrupt would wait
+# for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
