@@ -12,7 +12,14 @@ import orjson
 
 from splitbench.proxy.engines import Engine, content_type
 from splitbench.proxy.relay import Client, Relay
-from splitbench.proxy.wire import ONE_CHUNK_HEADS, SMALL_READ_BYTES, EngineError, WholeChunks, chunk
+from splitbench.proxy.wire import (
+    ONE_CHUNK_HEADS,
+    SMALL_READ_BYTES,
+    EngineError,
+    WholeChunks,
+    chunk,
+    payload_of,
+)
 
 MAX_EVENT_BYTES = 64 * 2**20
 MAX_REFUSAL_BYTES = 2**20
@@ -31,20 +38,6 @@ class Rewriter(Protocol):
 
     def patch(self, data: bytes) -> bytes:
         """Mend a chunk without looking into it."""
-
-
-def payload_of(whole: bytes) -> bytes:
-    """The payload of whole chunks, as `WholeChunks.feed` gives them (the last chunk included or not)."""
-    parts = []
-    start, size = 0, len(whole)
-    while start < size:
-        line_end = whole.index(b"\r\n", start)
-        length = int(whole[start:line_end].partition(b";")[0], 16)
-        if length == 0:
-            break
-        parts.append(whole[line_end + 2 : line_end + 2 + length])
-        start = line_end + 4 + length
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class EventSplitter:

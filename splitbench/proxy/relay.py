@@ -20,6 +20,7 @@ from splitbench.proxy.wire import (
     chunk,
     error_object,
     event,
+    payload_of,
     relayed_head,
 )
 
@@ -227,6 +228,7 @@ class Relay(Exchange):
         take the stream for complete, and a benchmark would count a request that failed.
         """
         if self._chunks is not None and content_type(self.headers) == b"text/event-stream":
-            gap = b"" if self._tail.endswith(b"\n\n\r\n") else b"\n\n"
+            # By the payload: in a chunk that is one newline, the size line's own newline stands before it.
+            gap = b"" if payload_of(self._tail).endswith(b"\n\n") else b"\n\n"
             self.client.write(chunk(gap + event(error_object(failure.status, str(failure)))))
         self.client.cut()

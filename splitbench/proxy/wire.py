@@ -123,6 +123,20 @@ def chunk(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
+def payload_of(whole: bytes) -> bytes:
+    """The payload of whole chunks, as `WholeChunks.feed` gives them (the last chunk included or not)."""
+    parts = []
+    start, size = 0, len(whole)
+    while start < size:
+        line_end = whole.index(b"\r\n", start)
+        length = int(whole[start:line_end].partition(b";")[0], 16)
+        if length == 0:
+            break
+        parts.append(whole[line_end + 2 : line_end + 2 + length])
+        start = line_end + 4 + length
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def event(value: Any) -> bytes:
     """One SSE event that carries JSON."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
