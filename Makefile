@@ -23,17 +23,18 @@ check: .venv/dev.complete
 
 env: .venv/workflow.complete
 
-# The marker is written last, so an interrupted set-up starts over.
+# The marker is written last, so an interrupted set-up starts over. Bytecode is made now: where Python is told not to
+# write any (PYTHONDONTWRITEBYTECODE), every job would compile pandas and snakemake anew, two to three seconds a job.
 .venv/workflow.complete: envs/workflow.lock envs/uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "splitbench needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r envs/workflow.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r envs/workflow.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	touch $@
 
 .venv/dev.complete: .venv/workflow.complete envs/dev.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r envs/dev.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r envs/dev.lock
 	touch $@
 
 # The serving environment's lock has a script of its own: envs/lock-serving-cpu.sh
