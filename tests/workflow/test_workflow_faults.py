@@ -16,7 +16,7 @@ import pytest
 from splitbench.files import sha256_file
 from tests.workflow.flow import Flow
 
-# A campaign by hand raises this: SPLITBENCH_TEST_TRIES=10 pytest tests/workflow/test_faults.py
+# A campaign by hand raises this: SPLITBENCH_TEST_TRIES=10 pytest tests/workflow/test_workflow_faults.py
 TRIES = int(os.environ.get("SPLITBENCH_TEST_TRIES", "1"))
 
 
@@ -56,8 +56,18 @@ def test_an_engine_that_does_not_start_is_named_with_its_last_words_and_tried_on
     assert assert_results_are_complete(flow) == 8
 
 
-def test_a_failing_cell_leaves_the_others_and_no_process(flow: Flow) -> None:
-    dying = flow.edited("layouts/agg/env", {"VLLM_STUB_DIE_AFTER_REQUESTS": "9", "VLLM_STUB_CHILDREN": "2"})
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_success_leaves_no_process(flow: Flow, attempt: int) -> None:
+    assert flow.run("cells").returncode == 0
+    assert flow.gone(5) == []
+    assert assert_results_are_complete(flow) == 8
+
+
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_a_failing_cell_leaves_the_others_and_no_process(flow: Flow, attempt: int) -> None:
+    dying = flow.edited(
+        "layouts/agg/env", {"VLLM_STUB_DIE_AFTER_REQUESTS": str(9 + attempt), "VLLM_STUB_CHILDREN": "2"}
+    )
     done = flow.run("cells", config=dying)
     assert done.returncode == 1
     assert "engine-0" in done.stdout + done.stderr
