@@ -35,6 +35,7 @@ class Engine:
         self.requests = 0
         self.failures = 0
         self._idle: list[IdleConnection] = []
+        self._spare: asyncio.Task[None] | None = None
 
     async def connection(self, limit_s: float) -> tuple[asyncio.Transport, bool]:
         """A transport to the engine and whether it was used before.
@@ -47,23 +48,40 @@ class Engine:
             idle = self._idle.pop()
             if not idle.transport.is_closing():
                 if loop.time() - idle.since_s < REUSE_WITHIN_S:
+                    self._keep_spare(limit_s)
                     return idle.transport, True
                 idle.transport.abort()
         try:
+            transport = await self._connect(limit_s)
+        except EngineError:
+            self.failures += 1
+            raise
+        self._keep_spare(limit_s)
+        return transport, False
+
+    async def _connect(self, limit_s: float) -> asyncio.Transport:
+        try:
             async with asyncio.timeout(limit_s):
-                transport, _ = await loop.create_connection(
+                transport, _ = await asyncio.get_running_loop().create_connection(
                     asyncio.Protocol, self.address.host, self.address.port
                 )
         except TimeoutError:
-            self.failures += 1
             raise EngineError(
                 504, f"{self.name} took no connection in {limit_s:g} s", untouched=True
             ) from None
         except OSError as error:
-            self.failures += 1
             reason = error.strerror or "no connection"
             raise EngineError(502, f"{self.role} engine {self.name}: {reason}", untouched=True) from None
-        return transport, False
+        return transport
+
+    def _keep_spare(self, limit_s: float) -> None:
+        """Connect ahead where no connection is idle: a handshake within a request would count as its TTFT."""
+        if not self._idle and (self._spare is None or self._spare.done()):
+            self._spare = asyncio.get_running_loop().create_task(self._open_spare(limit_s))
+
+    async def _open_spare(self, limit_s: float) -> None:
+        with contextlib.suppress(EngineError):  # the next request finds out for itself
+            self.give_back(await self._connect(limit_s))
 
     def give_back(self, transport: asyncio.Transport) -> None:
         """Keep a connection whose exchange ended cleanly."""
@@ -78,6 +96,8 @@ class Engine:
 
     def close(self) -> None:
         """Close the idle connections."""
+        if self._spare is not None:
+            self._spare.cancel()
         for idle in self._idle:
             idle.transport.abort()
         self._idle.clear()

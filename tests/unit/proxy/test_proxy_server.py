@@ -209,8 +209,26 @@ def test_connections_are_kept_and_requests_on_them_answered_in_order() -> None:
             answers = re.findall(rb'"text": "[^"]*"', got)
             want = [(await up.ask(BODY | {"prompt": f"p{i}"}, port=up.direct.port)).raw for i in range(5)]
             assert answers == [re.search(rb'"text": "[^"]*"', one)[0] for one in want]  # type: ignore[index]
-            # One connection of the client, one to the engine.
-            assert len(up.decoders[0].connections) == 1
+            # One connection of the client, one to the engine, and one ahead.
+            assert len(up.decoders[0].connections) == 2
+
+    run(test())
+
+
+def test_a_connection_is_ready_before_it_is_wanted() -> None:
+    async def test() -> None:
+        async with layout("round-robin") as up:
+            engine = up.decoders[0]
+            engine.script += [Behaviour(delay_s=0.3), Behaviour(delay_s=0.3)]
+            first = asyncio.create_task(up.ask(BODY))
+            while len(engine.connections) < 2:
+                await asyncio.sleep(0.01)
+            ready = set(engine.connections)
+            second = asyncio.create_task(up.ask(BODY))
+            while len(busy := {c for c in engine.connections if c.task and not c.task.done()}) < 2:
+                await asyncio.sleep(0.01)
+            assert busy <= ready
+            assert (await first).status == (await second).status == 200
 
     run(test())
 
