@@ -44,7 +44,7 @@ def all_cells(pattern):
 
 
 def cell_files():
-    names = ("cell", "bench", "metrics", "record")
+    names = ("cell", "bench", "metrics", "engine_facts", "record")
     return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}.json")]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitbench.files import write_text
-from splitbench.serving import gpu_memory, ports, readiness
+from splitbench.files import write_json, write_text
+from splitbench.serving import facts, gpu_memory, ports, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
 from splitbench.serving.processes import (
@@ -122,6 +122,8 @@ class SessionProcesses:
             self.note("proxy")
         await self.first_completions(engines)
         self.note("first_completion")
+        await self.keep_facts(engines)
+        self.note("facts")
 
     async def all_of(self, waits: list[Coroutine[Any, Any, None]]) -> None:
         """Wait for all; the first failure ends the waiting for the others."""
@@ -277,6 +279,13 @@ class SessionProcesses:
                     f"computed a prompt of {tokens} tokens itself: "
                     "no KV came from a prefill engine, by its own metrics",
                 )
+
+    async def keep_facts(self, engines: list[Child]) -> None:
+        """What every engine says about itself, into the session's folder; a fact that can't be had is null."""
+        found = await asyncio.gather(*(facts.ask_engine(self.part(child), child.log) for child in engines))
+        self.check_alive()
+        content = {child.name: entry for child, entry in zip(engines, found, strict=True)}
+        write_json(self.folder / facts.FILE, {"format": facts.FORMAT, "engines": content})
 
     async def transferred(self, child: Child) -> float | None:
         """Tokens that a decoder has got from elsewhere so far."""

@@ -102,6 +102,19 @@ def test_times_of_the_steps_are_kept_in_order(state: Path, tmp_path: Path) -> No
     assert times["client"] <= times["proxy"]
 
 
+def test_what_the_engines_say_of_themselves_is_kept(state: Path, tmp_path: Path) -> None:
+    with acquire(request(disaggregated(free_ports(5)), tmp_path), Told(), state=state) as session:
+        content = json.loads((session.folder / "engine_facts.json").read_text())
+    assert {name: entry["role"] for name, entry in content["engines"].items()} == {
+        "prefill0": "prefill",
+        "decode0": "decode",
+    }
+    facts = content["engines"]["decode0"]["facts"]
+    assert facts["kv_cache_tokens"]["value"] == 65536
+    assert facts["kv_cache_tokens"]["source"].startswith("log:")
+    assert facts["enforce_eager"] == {"value": True, "source": "server_info"}
+
+
 def test_another_plan_ends_the_one_that_is_up_before_it_starts(state: Path, tmp_path: Path) -> None:
     book = tmp_path / "journal"
     port, other = free_ports(2)
