@@ -52,8 +52,13 @@ def plan_of(wildcards):
     return flow.plan_text(wildcards.layout)
 
 
+def plan_script_of(wildcards):
+    return flow.plan_script(wildcards.layout)
+
+
 def plan_files():
-    return [flow.path(f"plans/{layout}.json") for layout in flow.experiment.layouts]
+    names = flow.experiment.layouts
+    return [flow.path(f"plans/{name}.{end}") for name in names for end in ("json", "sh")]
 
 
 def figure_slice(wildcards):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,25 @@ from splitbench.serving.processes import (
 PORTS_FREE_LIMIT_S = 3.0
 
 
+def waves(engines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Engines in groups that may start together: those that share a device start one after the other.
+
+    An engine measures the free memory of its device while it starts; a neighbour that grows meanwhile would spoil that.
+    """
+    found: list[list[dict[str, Any]]] = []
+    taken: list[set[int]] = []
+    for engine in engines:
+        devices = set(engine["devices"])
+        # Behind every wave that has a neighbour of it.
+        place = max((index + 1 for index, used in enumerate(taken) if used & devices), default=0)
+        if place == len(found):
+            found.append([])
+            taken.append(set())
+        found[place].append(engine)
+        taken[place] |= devices
+    return found
+
+
 class SessionProcesses:
     """What runs for a session, as children of the calling process, which must be a subreaper.
 
@@ -45,6 +65,7 @@ class SessionProcesses:
         self.id = str(request["id"])
         self.state = str(request["state"])
         self.folder = Path(request["folder"])
+        self.runtime = Path(request["runtime"])
         self.plan: dict[str, Any] = request["plan"]
         self.client: dict[str, Any] | None = request["client"]
         self.progress = progress
@@ -57,8 +78,9 @@ class SessionProcesses:
     # -- facts ------------------------------------------------------------------------------------------
     def part(self, child: Child) -> dict[str, Any]:
         """The part of the plan that a child was started from; nothing for the benchmark client."""
-        if child.kind == "engine":
-            return next(dict(engine) for engine in self.plan["engines"] if engine["name"] == child.name)
+        if child.kind in ("engine", "service"):
+            parts = self.plan[f"{child.kind}s"]
+            return next(dict(part) for part in parts if part["name"] == child.name)
         return dict(self.plan["proxy"]) if child.kind == "proxy" else {}
 
     @property
@@ -69,8 +91,14 @@ class SessionProcesses:
 
     def ports(self) -> list[int]:
         """Every port that the session binds."""
-        parts = [*self.plan["engines"], *([self.plan["proxy"]] if self.plan["proxy"] else [])]
-        return [port for part in parts for port in (part["port"], *part["other_ports"])]
+        return [port for _, numbers in self._named_ports() for port in numbers]
+
+    def _named_ports(self) -> list[tuple[str, list[int]]]:
+        """Who binds which ports."""
+        proxy = self.plan["proxy"]
+        parts = [*self.plan["engines"], *([{**proxy, "name": "the proxy"}] if proxy else [])]
+        services = [(service["name"], list(service["ports"])) for service in self.plan["services"]]
+        return services + [(part["name"], [part["port"], *part["other_ports"]]) for part in parts]
 
     def records(self) -> list[dict[str, Any]]:
         """Plain data per process that was started."""
@@ -102,7 +130,7 @@ class SessionProcesses:
 
     # -- start ------------------------------------------------------------------------------------------
     async def bring_up(self) -> None:
-        """Everything from free ports to the first completion: engines in parallel, then the proxy.
+        """Everything from free ports to the first completion: services, engines in parallel, then the proxy.
 
         Raises:
             SessionError: why it did not come up.
@@ -113,10 +141,21 @@ class SessionProcesses:
             self.memory_before_mib = gpu_memory.used_mib(devices)
         for name, text in self.plan["files"].items():
             write_text(self.folder / name, text)
-        engines = [self.start(engine["name"], "engine", engine) for engine in self.plan["engines"]]
-        client = self.start("client", "client", self.client) if self.client else None
-        waits = [self.engine_ready(child) for child in engines]
-        await self.all_of([*waits, *([self.client_ready(client)] if client else [])])
+        if self.plan["services"]:
+            self.runtime.mkdir(mode=0o700, exist_ok=True)
+        for service in self.plan["services"]:
+            await self.service_ready(self.start(service["name"], "service", service))
+        engines: list[Child] = []
+        # The client starts with the first engines, whose start takes longer.
+        client: Child | None = None
+        for wave in waves(self.plan["engines"]):
+            started = [self.start(engine["name"], "engine", engine) for engine in wave]
+            waits = [self.engine_ready(child) for child in started]
+            if client is None and self.client:
+                client = self.start("client", "client", self.client)
+                waits.append(self.client_ready(client))
+            await self.all_of(waits)
+            engines += started
         if self.plan["proxy"]:
             await self.http_ready(self.start("proxy", "proxy", self.plan["proxy"]))
             self.note("proxy")
@@ -137,10 +176,7 @@ class SessionProcesses:
     def check_ports(self) -> None:
         """Nobody else may hold a port of the plan, on any address."""
         for port in ports.busy(self.ports()):
-            whose = next(
-                (e["name"] for e in self.plan["engines"] if port in (e["port"], *e["other_ports"])),
-                "the proxy",
-            )
+            whose = next(name for name, numbers in self._named_ports() if port in numbers)
             raise SessionError(
                 f"port {port} of {whose} is in use by {ports.holder(port)}",
                 where=self.plan["layout"],
@@ -245,6 +281,29 @@ class SessionProcesses:
         took_s = time.monotonic() - self.begun - child.started_s
         self.progress(f"engine {child.name}: healthy after {took_s:.1f} s")
 
+    async def service_ready(self, child: Child) -> None:
+        """Wait until a service answers on its health port, or its file is there."""
+        part = self.part(child)
+        limit_s = float(part["startup_limit_s"])
+
+        async def ready() -> bool:
+            if part["ready_file"] is not None and not Path(part["ready_file"]).exists():
+                return False
+            if part["health_port"] is None:
+                return True
+            port = int(part["health_port"])
+            answer = await readiness.ask(part["host"], port, part["health_path"])
+            if answer.status and ports.listened_by(port, self.family(child)) is False:
+                self.check_alive()
+                raise self.failed(child, f"shares port {port} with another process: {ports.holder(port)}")
+            return answer.status == 200
+
+        try:
+            await self.wait_for(child, ready, limit_s)
+        except TimeoutError:
+            raise self.failed(child, f"was not ready within {limit_s:g} s") from None
+        self.note(f"service {child.name}")
+
     async def client_ready(self, child: Child) -> None:
         """Wait until the warm benchmark client answers on its socket."""
         assert self.client is not None
@@ -312,9 +371,10 @@ class SessionProcesses:
         """
         for child in list(self.children.values()):
             part = self.part(child)
-            if "port" not in part:
+            port = part.get("port") or part.get("health_port")
+            if port is None:
                 continue
-            answer = await readiness.ask(part["host"], part["port"], "/health", limit_s=10.0)
+            answer = await readiness.ask(part["host"], port, part.get("health_path", "/health"), limit_s=10.0)
             # No answer in time is a busy engine; a refusal to connect is the end of its server.
             if measuring and child.kind == "proxy" and not answer.refused:
                 continue
@@ -369,6 +429,7 @@ class SessionProcesses:
         if self.client is not None:
             with contextlib.suppress(OSError):
                 Path(self.client["socket"]).unlink(missing_ok=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
         return {
             "processes_gone_s": round(gone_s, 3),
             "ports_free_s": round(free_s, 3),

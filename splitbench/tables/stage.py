@@ -71,6 +71,7 @@ def cell_row(cell: Cell, record: dict[str, Any]) -> dict[str, Any]:
         "first_token": plan.first_token,
         "budget_kind": plan.budget.kind,
         "budget": plan.budget.count,
+        "share": plan.budget.share,
         "workload": cell.workload,
         "input_tokens_asked": int(cell.load["input_tokens"]),
         "output_tokens_asked": int(cell.load["output_tokens"]),
