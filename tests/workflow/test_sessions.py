@@ -20,6 +20,7 @@ import pytest
 
 from splitbench.serving import ending, ports
 from splitbench.serving.failures import SessionError
+from splitbench.serving.plan import Plan, ServicePlan
 from splitbench.serving.processes import ProcessId, environment, marked
 from splitbench.serving.session import Owner, acquire, node_lock, status, stop
 from splitbench.serving.state import read_record, session_record
@@ -325,6 +326,84 @@ def test_a_stuck_supervisor_is_killed(state: Path, tmp_path: Path, monkeypatch: 
     with acquire(wanted, said, state=state) as second:
         assert second.id != first.id
     assert any("does not answer: killing it" in text for text in said)
+
+
+# -- services, and engines that share a device ---------------------------------------------------------------
+def with_service(plan: Plan, folder: Path, port: int, script: str | None = None) -> Plan:
+    """The plan with a service, by default a small web server; it must be up before the engines."""
+    command = ("-m", "http.server", str(port), "--bind", "127.0.0.1") if script is None else ("-c", script)
+    service = ServicePlan(
+        name="cache",
+        ports=(port,),
+        argv=("{workflow_python}", *command),
+        health_port=port,
+        health_path="/",
+        ready_file="{runtime}",
+        startup_limit_s=20.0,
+    )
+    return plan.model_copy(update={"services": (service,)})
+
+
+def test_a_service_is_up_before_the_engines_and_ends_with_them(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    with acquire(
+        request(with_service(disaggregated(others), tmp_path, port), tmp_path), Told(), state=state
+    ) as session:
+        assert session.confirm() is None
+        processes = {each["name"]: each for each in session.record["processes"]}
+        ready_s = session.times_s["service cache"]
+        assert all(processes[name]["started_s"] >= ready_s - 0.01 for name in ("prefill0", "decode0"))
+        assert [engine.name for engine in session.engines] == ["prefill0", "decode0"]
+        assert len(list(state.glob("run-*"))) == 1
+    stop(state)
+    assert list(state.glob("run-*")) == []
+    assert ports.busy([port, *others]) == []
+
+
+def test_a_session_is_lost_with_its_service(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    wanted = request(with_service(disaggregated(others), tmp_path, port), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        service = next(each for each in session.record["processes"] if each["name"] == "cache")
+        os.kill(ProcessId.parse(service["process"]).pid, signal.SIGKILL)
+        eventually(session.lost)
+        assert "service cache" in str(session.lost())
+
+
+def test_a_service_that_fails_is_named_and_no_engine_is_started(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    book = tmp_path / "journal"
+    plan = disaggregated(others, prefill={"journal": str(book)})
+    error = failure(request(with_service(plan, tmp_path, port, "raise SystemExit(7)"), tmp_path), state)
+    assert "service cache ended with exit code 7" in str(error)
+    assert starts(book) == 0
+    assert list(state.glob("run-*")) == []
+
+
+def test_a_killed_supervisors_runtime_folder_goes_with_what_it_left(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    acquire(
+        request(with_service(disaggregated(others), tmp_path, port), tmp_path), Told(), state=state
+    ).close()
+    process = supervisor(state)
+    process.signal(signal.SIGKILL)
+    eventually(lambda: not process.alive())
+    stop(state)
+    assert list(state.glob("run-*")) == []
+    assert marked(str(state)) == []
+    assert ports.busy([port, *others]) == []
+
+
+def test_engines_on_one_device_start_one_after_the_other(state: Path, tmp_path: Path) -> None:
+    plan = disaggregated(free_ports(5), prefill={"startup_s": "0.5"})
+    shared = tuple(engine.model_copy(update={"devices": (0,)}) for engine in plan.engines)
+    wanted = request(plan.model_copy(update={"engines": shared}), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        processes = {each["name"]: each for each in session.record["processes"]}
+        assert processes["decode0"]["started_s"] >= session.times_s["engine prefill0"] - 0.01
+    with acquire(request(plan, tmp_path), Told(), state=state) as session:
+        processes = {each["name"]: each for each in session.record["processes"]}
+        assert processes["decode0"]["started_s"] < session.times_s["engine prefill0"]
 
 
 # -- failures to start ---------------------------------------------------------------------------------------
