@@ -197,7 +197,7 @@ def _measure(
                 for engine in session.engines
             },
         )
-        write_json(files.engine_facts, read_json(session.folder / facts.FILE))
+        write_json(files.engine_facts, _engine_facts(session))
         write_json(
             files.record,
             {
@@ -322,6 +322,18 @@ def _reset_prefix_caches(session: Session) -> None:
                 ) from None
         except OSError as error:
             raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
+
+
+def _engine_facts(session: Session) -> dict[str, Any]:
+    path = session.folder / facts.FILE
+    try:
+        return read_json(path)
+    except OSError as error:
+        raise UserError(
+            f"what the engines said of themselves is gone ({error.strerror})",
+            where=str(path),
+            mend="leave the logs of a session alone while it is up, and run again",
+        ) from None
 
 
 def _scrape(session: Session) -> dict[str, dict[str, float]]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitbench.files import write_json, write_text
-from splitbench.serving import facts, gpu_memory, ports, readiness
+from splitbench.files import write_text
+from splitbench.serving import gpu_memory, ports, proof, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
 from splitbench.serving.processes import (
@@ -159,9 +159,9 @@ class SessionProcesses:
         if self.plan["proxy"]:
             await self.http_ready(self.start("proxy", "proxy", self.plan["proxy"]))
             self.note("proxy")
-        await self.first_completions(engines)
+        await proof.first_completions(self, engines)
         self.note("first_completion")
-        await self.keep_facts(engines)
+        await proof.keep_facts(self, engines)
         self.note("facts")
 
     async def all_of(self, waits: list[Coroutine[Any, Any, None]]) -> None:
@@ -317,49 +317,6 @@ class SessionProcesses:
         except TimeoutError:
             raise self.failed(child, f"was not ready within {limit_s:g} s") from None
         self.note("client")
-
-    async def first_completions(self, engines: list[Child]) -> None:
-        """Completions through the front door until every engine had its part; in PD, KV must have moved."""
-        host, port = self.front
-        decoders = [child for child in engines if self.part(child)["role"] == "decode"]
-        before = [await self.transferred(child) for child in decoders]
-        roles = [engine["role"] for engine in self.plan["engines"]]
-        tokens = readiness.TRANSFER_TOKENS if decoders else readiness.PROBE_TOKENS
-        for number in range(readiness.pairs_to_probe(self.plan["kind"], roles)):
-            wrong = await readiness.complete(host, port, self.plan["served_model"], number, tokens)
-            self.check_alive()
-            if wrong is not None:
-                servers = [child for child in self.children.values() if child.kind != "client"]
-                raise self.failed(servers[-1], f"is healthy but fails the first completion: {wrong}")
-        for child, had in zip(decoders, before, strict=True):
-            if had is not None and not await self.moved(child, had):
-                raise self.failed(
-                    child,
-                    f"computed a prompt of {tokens} tokens itself: "
-                    "no KV came from a prefill engine, by its own metrics",
-                )
-
-    async def keep_facts(self, engines: list[Child]) -> None:
-        """What every engine says about itself, into the session's folder; a fact that can't be had is null."""
-        found = await asyncio.gather(*(facts.ask_engine(self.part(child), child.log) for child in engines))
-        self.check_alive()
-        content = {child.name: entry for child, entry in zip(engines, found, strict=True)}
-        write_json(self.folder / facts.FILE, {"format": facts.FORMAT, "engines": content})
-
-    async def transferred(self, child: Child) -> float | None:
-        """Tokens that a decoder has got from elsewhere so far."""
-        part = self.part(child)
-        answer = await readiness.ask(part["host"], part["port"], "/metrics", limit_s=30.0)
-        return readiness.transferred_tokens(answer.text) if answer.status == 200 else None
-
-    async def moved(self, child: Child, before: float) -> bool:
-        """Whether the decoder's count of transferred tokens has risen; metrics may lag an answer a little."""
-        for _ in range(8):
-            now = await self.transferred(child)
-            if now is not None and now > before:
-                return True
-            await asyncio.sleep(0.25)
-        return False
 
     # -- life -------------------------------------------------------------------------------------------
     async def sickness(self, *, measuring: bool = False) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of the fault campaign on real engines, as many as SPLITBENCH_TEST_FAULTS says (by default none: minutes each)."""
+"""The fault campaign on real engines, SPLITBENCH_TEST_FAULTS trials of it (by default none: they take minutes)."""
 
 from __future__ import annotations
 

@@ -474,6 +474,12 @@ def test_kv_that_does_not_move_is_a_failed_start(state: Path, tmp_path: Path, ho
     assert "engine decode0 computed a prompt of 300 tokens itself" in str(error)
 
 
+def test_lmcaches_hits_without_loads_are_a_failed_start(state: Path, tmp_path: Path) -> None:
+    # The stub counts the tokens as transferred, and its log has no word of LMCache's loading any.
+    plan = disaggregated(free_ports(5)).model_copy(update={"connector": "lmcache"})
+    assert "no KV was loaded" in str(failure(request(plan, tmp_path), state))
+
+
 def test_a_missing_interpreter_is_named(state: Path, tmp_path: Path) -> None:
     plan = aggregated(free_ports(1)[0])
     engine = plan.engines[0].model_copy(update={"argv": ("/no/such/python", "-m", "vllm")})

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from splitbench.serving.facts import RULES, fact_rows, read_facts
+from splitbench.serving.fact_rules import RULES
+from splitbench.serving.facts import fact_rows, read_facts
 from splitbench.serving.facts import read_start_of_log as text_of
 
 ENGINES = Path(__file__).parents[2] / "fixtures" / "engines"
