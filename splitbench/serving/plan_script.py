@@ -15,7 +15,7 @@ import yaml
 
 from splitbench.experiment.models import Experiment
 from splitbench.serving import meanings
-from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan
+from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan, waves
 
 _MARK = re.compile("|".join(r"\{" + name + r"\}" for name in PLACEHOLDERS))
 
@@ -239,10 +239,15 @@ def _run(plan: Plan) -> Iterator[str]:
             yield f"healthy {url} {service.startup_limit_s:g}"
         if service.ready_file is not None:
             yield f"until [ -e {quoted(service.ready_file)} ]; do sleep 0.1; done"
-    for engine in plan.engines:
-        yield f'start {engine.name} "${{{_variable(engine.name)}[@]}}"'
-    for engine in plan.engines:
-        yield _health(engine)
+    groups = waves([engine.devices for engine in plan.engines])
+    if len(groups) > 1:
+        yield "# Engines on one GPU start one after the other: each measures the memory that is free."
+    for group in groups:
+        for index in group:
+            name = plan.engines[index].name
+            yield f'start {name} "${{{_variable(name)}[@]}}"'
+        for index in group:
+            yield _health(plan.engines[index])
     if plan.proxy:
         yield 'start proxy "${proxy[@]}"'
         yield _health(plan.proxy)

@@ -16,6 +16,7 @@ from splitbench.files import write_text
 from splitbench.serving import gpu_memory, ports, proof, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
+from splitbench.serving.plan import waves
 from splitbench.serving.processes import (
     SESSION_VARIABLE,
     STATE_VARIABLE,
@@ -29,25 +30,6 @@ from splitbench.serving.processes import (
 
 # Processes that have gone hold no port: one that is still in use is a stranger's, who may keep it for ever.
 PORTS_FREE_LIMIT_S = 3.0
-
-
-def waves(engines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Engines in groups that may start together: those that share a device start one after the other.
-
-    An engine measures the free memory of its device while it starts; a neighbour that grows meanwhile would spoil that.
-    """
-    found: list[list[dict[str, Any]]] = []
-    taken: list[set[int]] = []
-    for engine in engines:
-        devices = set(engine["devices"])
-        # Behind every wave that has a neighbour of it.
-        place = max((index + 1 for index, used in enumerate(taken) if used & devices), default=0)
-        if place == len(found):
-            found.append([])
-            taken.append(set())
-        found[place].append(engine)
-        taken[place] |= devices
-    return found
 
 
 class SessionProcesses:
@@ -148,8 +130,9 @@ class SessionProcesses:
         engines: list[Child] = []
         # The client starts with the first engines, whose start takes longer.
         client: Child | None = None
-        for wave in waves(self.plan["engines"]):
-            started = [self.start(engine["name"], "engine", engine) for engine in wave]
+        for wave in waves([engine["devices"] for engine in self.plan["engines"]]):
+            parts = [self.plan["engines"][index] for index in wave]
+            started = [self.start(part["name"], "engine", part) for part in parts]
             waits = [self.engine_ready(child) for child in started]
             if client is None and self.client:
                 client = self.start("client", "client", self.client)

@@ -92,6 +92,7 @@ def test_services_start_before_the_engines() -> None:
     text = script_of(LAYOUTS["lmcache-mp"])
     assert text.index("start lmcache ") < text.index("/healthcheck") < text.index("start prefill-0 ")
     text = script_of(LAYOUTS["mps"])
+    assert text.index("healthy http://127.0.0.1:17102/health") < text.index("start decode-0 ")
     assert (
         text.index("start mps ")
         < text.index('until [ -e "$RUNTIME"/control ]')

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitbench.serving.session_processes import waves
+from splitbench.serving.plan import waves
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,4 @@ from splitbench.serving.session_processes import waves
 def test_neighbours_on_a_device_wait_for_each_other(
     devices: list[list[int]], wanted: list[list[int]]
 ) -> None:
-    engines = [{"number": number, "devices": each} for number, each in enumerate(devices)]
-    assert [[engine["number"] for engine in wave] for wave in waves(engines)] == wanted
+    assert waves(devices) == wanted
