@@ -44,7 +44,7 @@ def all_cells(pattern):
 
 
 def cell_files():
-    names = ("cell", "bench", "metrics", "record")
+    names = ("cell", "bench", "metrics", "engine_facts", "record")
     return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}.json")]
 
 
@@ -52,8 +52,13 @@ def plan_of(wildcards):
     return flow.plan_text(wildcards.layout)
 
 
+def plan_script_of(wildcards):
+    return flow.plan_script(wildcards.layout)
+
+
 def plan_files():
-    return [flow.path(f"plans/{layout}.json") for layout in flow.experiment.layouts]
+    names = flow.experiment.layouts
+    return [flow.path(f"plans/{name}.{end}") for name in names for end in ("json", "sh")]
 
 
 def figure_slice(wildcards):

@@ -12,6 +12,7 @@ rule cell:
         slice=flow.path("cells/{cell}/cell.json"),
         bench=flow.path("cells/{cell}/bench.json"),
         metrics=flow.path("cells/{cell}/metrics.json"),
+        facts=flow.path("cells/{cell}/engine_facts.json"),
         record=flow.path("cells/{cell}/record.json"),
     log:
         flow.path("logs/cells/{cell}.log"),

@@ -4,7 +4,8 @@
 
 rule plan:
     output:
-        flow.path("plans/{layout}.json"),
+        plan=flow.path("plans/{layout}.json"),
+        script=flow.path("plans/{layout}.sh"),
     log:
         flow.path("logs/plans/{layout}.log"),
     localrule: True
@@ -12,6 +13,7 @@ rule plan:
         "../envs/workflow.yaml"
     params:
         plan=plan_of,
+        script=plan_script_of,
     script:
         "../scripts/plan.py"
 

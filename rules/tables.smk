@@ -7,12 +7,14 @@ rule part:
         slice=flow.path("cells/{cell}/cell.json"),
         bench=flow.path("cells/{cell}/bench.json"),
         metrics=flow.path("cells/{cell}/metrics.json"),
+        facts=flow.path("cells/{cell}/engine_facts.json"),
         record=flow.path("cells/{cell}/record.json"),
     output:
         cells=flow.path("parts/{cell}/cell.parquet"),
         requests=flow.path("parts/{cell}/requests.parquet"),
         tokens=flow.path("parts/{cell}/tokens.parquet"),
         checks=flow.path("parts/{cell}/checks.parquet"),
+        facts=flow.path("parts/{cell}/engine_facts.parquet"),
     log:
         flow.path("logs/parts/{cell}.log"),
     conda:

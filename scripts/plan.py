@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
 from pathlib import Path
 
-from splitbench.files import write_json
+from splitbench.serving.stage import write_plan
 from splitbench.workflow import script
 
 with script(snakemake.log[0]):
-    write_json(Path(snakemake.output[0]), json.loads(snakemake.params.plan))
+    write_plan(
+        snakemake.params.plan,
+        snakemake.params.script,
+        Path(snakemake.output.plan),
+        Path(snakemake.output.script),
+    )

@@ -24,6 +24,7 @@ from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
 from splitbench.figures.spec import FigureName, FigureSpec
 from splitbench.files import canonical_json, digest8
+from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
@@ -114,6 +115,20 @@ class Workflow:
         """The launch plan of one layout."""
         return canonical_json(self.cells.plans[layout].model_dump(mode="json"))
 
+    def plan_script(self, layout: str) -> str:
+        """The same as a commented shell script, with this repository's usual places."""
+        stack, model = self.experiment.stack, self.experiment.model
+        given = (
+            str(stack.python) if stack.python is not None else f".splitbench/envs/{self.stack_key}/bin/python"
+        )
+        folder = str(model.path) if model.path is not None else f".splitbench/models/{self.model_key}"
+        places = {
+            "serving_python": _from_repository(given),
+            "workflow_python": "./.venv/bin/python",
+            "model": model.hub if model.hub is not None else _from_repository(folder),
+        }
+        return script_of_plan(self.experiment, self.cells.plans[layout], places)
+
     @property
     def figure_names(self) -> list[str]:
         """Names of all figures, `<figure>-<workload>`."""
@@ -142,6 +157,10 @@ class Workflow:
     def section(self, name: str) -> str:
         """One section of the config with its defaults."""
         return canonical_json(getattr(self.experiment, name).model_dump(mode="json"))
+
+
+def _from_repository(path: str) -> str:
+    return path if path.startswith("/") else f"./{path}"
 
 
 def store() -> Path:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from splitbench.errors import UserError
-from splitbench.experiment.models import Experiment, Layout
+from splitbench.experiment.models import MEMORY_ARGS, EngineSpec, Experiment, Layout, MpsShare
 
 Location = tuple[int | str, ...]
 
@@ -95,21 +95,17 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
     """Rules between fields that a single field's type can't state: (location, what is wrong, mend)."""
     problems: list[tuple[Location, str, str]] = []
     for name, layout in experiment.layouts.items():
-        taken: dict[tuple[str, int], int] = {}
+        users: dict[tuple[str, int], list[EngineSpec]] = {}
         units = set()
-        for index, engine in enumerate(layout.engines()):
+        for engine in layout.engines():
             unit = "core" if engine.cores is not None else "GPU"
             units.add(unit)
             for device in engine.devices:
-                if (unit, device) in taken:
-                    problems.append(
-                        (
-                            ("layouts", name),
-                            f"{unit} {device} is used by two engines",
-                            "give each engine its own devices",
-                        )
-                    )
-                taken[unit, device] = index
+                users.setdefault((unit, device), []).append(engine)
+        above = {flag for level in (experiment.engine, layout) for flag in level.args}
+        for (unit, device), engines in users.items():
+            if len(engines) > 1 and (problem := sharing_problem(f"{unit} {device}", engines, above)):
+                problems.append((("layouts", name), *problem))
         if len(units) > 1:
             problems.append(
                 (("layouts", name), "some engines are on cores, some on GPUs", "use one kind in a layout")
@@ -144,6 +140,38 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                 )
             )
     return problems
+
+
+def sharing_problem(
+    device: str, engines: Sequence[EngineSpec], flags_above: Collection[str]
+) -> tuple[str, str] | None:
+    """Why several engines can't share a device: (what is wrong, mend); None when they can.
+
+    Args:
+        device: its name, as in "GPU 0".
+        engines: all that use it.
+        flags_above: flags that the layout or the experiment sets for all engines.
+    """
+    percents = [engine.share.mps_percent for engine in engines if isinstance(engine.share, MpsShare)]
+    sliced = sum(engine.share == "time-sliced" for engine in engines)
+    if len(percents) + sliced < len(engines):
+        both = "two" if len(engines) == 2 else str(len(engines))
+        hint = " or, on GPUs, each a 'share'" if device.startswith("GPU") else ""
+        return f"{device} is used by {both} engines", f"give each engine its own devices{hint}"
+    if percents and sliced:
+        return f"{device} is shared in two ways", "give its engines the same kind of 'share'"
+    if sum(percents) > 100:
+        shares = " + ".join(map(str, percents))
+        return f"the shares of {device} are {shares} = {sum(percents)} %", "let them sum to at most 100"
+    if not set(MEMORY_ARGS) & set(flags_above) and not all(engine.states_memory for engine in engines):
+        return (
+            f"engines share {device}, but not all say how much of its memory they take",
+            "set memory_share or kv_cache_bytes on each",
+        )
+    memory = sum(engine.memory_share or 0.0 for engine in engines)
+    if memory > 1:
+        return f"the memory shares of {device} sum to {memory:g}", "let them sum to less than 1"
+    return None
 
 
 def check_sources(experiment: Experiment, root: Path) -> None:

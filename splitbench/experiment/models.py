@@ -36,12 +36,26 @@ OWNED_ARGS = frozenset(
     {
         "api-key",
         "api-server-count",
+        "config",  # a file of flags, which would go round all of this
+        "data-parallel-address",
+        "data-parallel-external-lb",
+        "data-parallel-hybrid-lb",
+        "data-parallel-rank",
+        "data-parallel-rpc-port",
         "data-parallel-size",
+        "data-parallel-size-local",
+        "data-parallel-start-rank",
+        "headless",
         "host",
         "kv-transfer-config",
+        "master-addr",
+        "master-port",
         "model",
+        "nnodes",
+        "node-rank",
         "pipeline-parallel-size",
         "port",
+        "revision",
         "served-model-name",
         "ssl-certfile",
         "ssl-keyfile",
@@ -52,6 +66,9 @@ OWNED_ARGS = frozenset(
 )
 OWNED_ENV = frozenset(
     {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "CUDA_MPS_LOG_DIRECTORY",
+        "CUDA_MPS_PIPE_DIRECTORY",
         "CUDA_VISIBLE_DEVICES",
         "GOMP_CPU_AFFINITY",
         "LMCACHE_CONFIG_FILE",
@@ -63,6 +80,8 @@ OWNED_ENV = frozenset(
         "VLLM_SERVER_DEV_MODE",
     }
 )
+# Flags that a field of an engine states too.
+MEMORY_ARGS = {"gpu-memory-utilization": "memory_share", "kv-cache-memory-bytes": "kv_cache_bytes"}
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 # Flags of `vllm bench serve` that the cell sets itself.
 OWNED_CLIENT_ARGS = frozenset(
@@ -114,7 +133,9 @@ def _flag_names(owned: frozenset[str]) -> AfterValidator:
                 raise ValueError(
                     f"'{flag}' is not a flag name; write it as 'max-num-seqs', without dashes in front"
                 )
-            if flag in owned or flag.removeprefix("no-") in owned:
+            # Parsers take a flag's part behind a dot, its negation, and its beginning for it.
+            plain = flag.partition(".")[0].removeprefix("no-")
+            if any(name == plain or name.startswith(plain) for name in owned):
                 raise ValueError(f"'{flag}' is set by the plan; remove it here")
         return args
 
@@ -200,6 +221,14 @@ class EngineDefaults(Section):
     startup_limit_s: PositiveFloat | None = Field(None, description="how long an engine may take to be ready")
 
 
+class MpsShare(Section):
+    """A part of a GPU's compute units, kept apart by CUDA MPS."""
+
+    mps_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        description="share of the GPU's compute units; of all engines on a GPU at most 100"
+    )
+
+
 class EngineSpec(EngineDefaults):
     """One engine: the devices it occupies and how it spreads over them."""
 
@@ -210,6 +239,13 @@ class EngineSpec(EngineDefaults):
     dp: PositiveInt = Field(1, description="data parallel size")
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of each GPU's memory (vLLM's gpu-memory-utilization)"
+    )
+    kv_cache_bytes: PositiveInt | None = Field(
+        None, description="size of the KV pool on each GPU, instead of what memory_share leaves"
+    )
+    share: MpsShare | Literal["time-sliced"] | None = Field(
+        None,
+        description="the GPUs are shared with other engines: by CUDA MPS, or in turns as the driver gives them",
     )
     port: Port | None = Field(None, description="fixed HTTP port; default: counted from node.base_port")
 
@@ -226,12 +262,25 @@ class EngineSpec(EngineDefaults):
             )
         if self.cores is not None and self.parallel != 1:
             raise ValueError("on CPU cores tp, pp and dp must be 1; start replicas instead")
+        if self.share is not None and self.cores is not None:
+            raise ValueError("'share' is for GPUs; give each engine cores of its own")
+        for flag, key in MEMORY_ARGS.items():
+            if flag in self.args and getattr(self, key) is not None:
+                raise ValueError(f"memory is stated twice, by '{key}' and by args '{flag}'; keep one")
         return self
 
     @property
     def devices(self) -> list[int]:
         """Device indices, cores or GPUs."""
         return list(self.cores if self.cores is not None else self.gpus or [])
+
+    @property
+    def states_memory(self) -> bool:
+        """Whether its part of a GPU's memory is stated, by field or by flag."""
+        return any(
+            getattr(self, key) is not None or self.args.get(flag) is not None
+            for flag, key in MEMORY_ARGS.items()
+        )
 
     @property
     def tensor_parallel(self) -> int:
@@ -257,6 +306,7 @@ class AggregatedLayout(EngineSpec):
 
 
 ROUTER = "the front door; vllm-router must be installed beside vLLM"
+TRACE = "the proxy writes a line per request into the session's logs: when each stage was reached"
 
 
 class ReplicasLayout(EngineDefaults):
@@ -265,6 +315,13 @@ class ReplicasLayout(EngineDefaults):
     kind: Literal["replicas"]
     replicas: Annotated[list[EngineSpec], Field(min_length=2)]
     router: Router = Field("builtin", description=ROUTER)
+    trace: bool = Field(False, description=TRACE)
+
+    @model_validator(mode="after")
+    def _trace_of_ours(self) -> Self:
+        if self.trace and self.router != "builtin":
+            raise ValueError("only the built-in proxy writes a trace; use router builtin")
+        return self
 
     def engines(self) -> list[EngineSpec]:
         """The layout's engines."""
@@ -287,16 +344,39 @@ class PdLayout(EngineDefaults):
     kv_buffer_device: Literal["cpu", "cuda"] | None = Field(
         None, description="where transfer buffers live; default: with the engine"
     )
-    kv_buffer_gb: PositiveFloat = Field(2.0, description="size of LMCache's transfer buffer per rank, in GiB")
+    kv_buffer_gb: PositiveFloat = Field(
+        2.0,
+        description="LMCache's memory in GiB: the transfer buffer per rank, or (lmcache-mp) the whole cache",
+    )
+    kv_chunk_tokens: PositiveInt | None = Field(
+        None, description="tokens in a chunk of lmcache-mp; default: 256, on cores 128 (vLLM's block there)"
+    )
     router: Router = Field("builtin", description=ROUTER)
+    trace: bool = Field(False, description=TRACE)
 
     @model_validator(mode="after")
     def _first_token_of_connector(self) -> Self:
-        if self.connector != "lmcache" and self.first_token == "prefiller":
+        if self.connector == "nixl" and self.first_token == "prefiller":
             raise ValueError(f"connector '{self.connector}' always takes the first token from the decoder")
         if self.router == "vllm-router" and self.connector != "nixl":
             raise ValueError(f"router 'vllm-router' does not serve connector '{self.connector}'; use builtin")
+        if self.trace and self.router != "builtin":
+            raise ValueError("only the built-in proxy writes a trace; use router builtin")
+        if self.connector == "lmcache":
+            self._ranks_pair_up()
         return self
+
+    def _ranks_pair_up(self) -> None:
+        """A sender's rank picks the receiver's ports by its own number, so each needs a partner."""
+        if any(engine.pp > 1 or engine.dp > 1 for engine in self.engines()):
+            raise ValueError("over connector 'lmcache' pp and dp must be 1; give more engines instead")
+        senders = max(engine.tensor_parallel for engine in self.prefill)
+        receivers = min(engine.tensor_parallel for engine in self.decode)
+        if senders > receivers:
+            raise ValueError(
+                f"over connector 'lmcache' {senders} prefill ranks have only {receivers} decode ranks to send to; "
+                "make tp of decode at least that of prefill, or use nixl"
+            )
 
     def engines(self) -> list[EngineSpec]:
         """The layout's engines, prefill first."""

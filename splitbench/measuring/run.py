@@ -23,6 +23,7 @@ from splitbench.files import digest, read_json, sha256_file, write_json, written
 from splitbench.measuring.client import ClientExit, run_warm
 from splitbench.measuring.command import bench_command
 from splitbench.measuring.metrics import parse_metrics
+from splitbench.serving import facts
 from splitbench.serving.session import ClientPlan, Owner, Places, Session, SessionRequest, acquire
 from splitbench.serving.state import node_lock
 
@@ -51,6 +52,11 @@ class CellFiles:
     def metrics(self) -> Path:
         """Engines' counters before and after."""
         return self.folder / "metrics.json"
+
+    @property
+    def engine_facts(self) -> Path:
+        """What every engine of the cell's session said about itself."""
+        return self.folder / "engine_facts.json"
 
     @property
     def record(self) -> Path:
@@ -191,6 +197,7 @@ def _measure(
                 for engine in session.engines
             },
         )
+        write_json(files.engine_facts, _engine_facts(session))
         write_json(
             files.record,
             {
@@ -315,6 +322,18 @@ def _reset_prefix_caches(session: Session) -> None:
                 ) from None
         except OSError as error:
             raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
+
+
+def _engine_facts(session: Session) -> dict[str, Any]:
+    path = session.folder / facts.FILE
+    try:
+        return read_json(path)
+    except OSError as error:
+        raise UserError(
+            f"what the engines said of themselves is gone ({error.strerror})",
+            where=str(path),
+            mend="leave the logs of a session alone while it is up, and run again",
+        ) from None
 
 
 def _scrape(session: Session) -> dict[str, dict[str, float]]:

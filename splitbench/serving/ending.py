@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -210,6 +211,8 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
                 write_json(Path(record["folder"]) / "session.json", record)
         for path in (*state.glob("client-*.sock"), supervisor_socket(state)):
             path.unlink(missing_ok=True)
+        for folder in state.glob("run-*"):
+            shutil.rmtree(folder, ignore_errors=True)
         return len(left)
     finally:
         os.close(handle)

@@ -80,7 +80,7 @@ class Child:
     """A process that the supervisor started; `status` is its wait status once it has ended."""
 
     name: str
-    kind: str  # engine, proxy or client
+    kind: str  # service, engine, proxy or client
     process: ProcessId
     log: Path
     started_s: float

@@ -9,11 +9,13 @@ Everything that differs between machines is a placeholder in argv and environmen
 `{repository}`         folder that holds the `splitbench` package
 `{model}`              folder or hub name of the model
 `{session}`            folder of the session: the plan's files are written there before anything starts
+`{runtime}`            a folder with a short path, for sockets; there as long as the session is
 =====================  ==========================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,7 +28,8 @@ Connector = Literal["nixl", "lmcache", "lmcache-mp"]
 FirstToken = Literal["prefiller", "decoder"]
 Router = Literal["builtin", "vllm-router"]
 
-PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session")
+LOOPBACK = "127.0.0.1"
+PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session", "runtime")
 
 
 class _Frozen(BaseModel):
@@ -34,14 +37,35 @@ class _Frozen(BaseModel):
 
 
 class Budget(_Frozen):
-    """The accelerators (or, without any, CPU cores) that a layout occupies; arms are compared within one."""
+    """The accelerators (or, without any, CPU cores) that a layout occupies; arms are compared within one.
+
+    `share` says how engines share a GPU where they do ("mps 50+50", "time-sliced"); the budget is the GPU all the same.
+    """
 
     kind: Literal["cores", "gpus"]
     count: int = Field(ge=1)
+    share: str | None = None
 
     def __str__(self) -> str:
         noun = {"cores": "core", "gpus": "GPU"}[self.kind]
         return f"{self.count} {noun}" + ("s" if self.count != 1 else "")
+
+
+class ServicePlan(_Frozen):
+    """A process that engines need and that is no engine: started before them, ended with the session.
+
+    It is ready when its `health_port` answers `health_path` with 200, or when `ready_file` is there.
+    """
+
+    name: str
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = ()
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    health_port: int | None = None
+    health_path: str = "/health"
+    ready_file: str | None = None
+    startup_limit_s: float = Field(default=120.0, gt=0)
 
 
 class EnginePlan(_Frozen):
@@ -82,6 +106,7 @@ class Plan(_Frozen):
     first_token: FirstToken | None = None
     budget: Budget
     served_model: str
+    services: tuple[ServicePlan, ...] = ()
     engines: tuple[EnginePlan, ...] = Field(min_length=1)
     proxy: ProxyPlan | None = None
     files: dict[str, str] = Field(default_factory=dict)
@@ -101,7 +126,8 @@ class Plan(_Frozen):
     def ports(self) -> tuple[int, ...]:
         """Every port that the session binds, in the order of the plan."""
         parts: list[EnginePlan | ProxyPlan] = [*self.engines, *([self.proxy] if self.proxy else [])]
-        return tuple(port for part in parts for port in (part.port, *part.other_ports))
+        of_services = (port for service in self.services for port in service.ports)
+        return (*of_services, *(port for part in parts for port in (part.port, *part.other_ports)))
 
     @property
     def digest(self) -> str:
@@ -109,10 +135,41 @@ class Plan(_Frozen):
         labels: dict[str, Any] = {
             "layout": True,
             "shutdown_grace_s": True,
+            "services": {"__all__": {"startup_limit_s"}},
             "engines": {"__all__": {"startup_limit_s"}},
             "proxy": {"startup_limit_s"},
         }
-        return digest(self.model_dump(mode="json", exclude=labels))
+        content = self.model_dump(mode="json", exclude=labels)
+        # Fields that came later stay out where they say nothing: a plan without them is what it was before.
+        if not self.services:
+            del content["services"]
+        if self.budget.share is None:
+            del content["budget"]["share"]
+        return digest(content)
+
+
+def waves(devices: Sequence[Collection[int]]) -> list[list[int]]:
+    """Engines in groups that may start together: those that share a device start one after the other.
+
+    An engine measures the free memory of its device while it starts; a neighbour that grows meanwhile would spoil that.
+
+    Args:
+        devices: what each engine occupies, in the plan's order.
+
+    Returns:
+        places in that order, per group.
+    """
+    found: list[list[int]] = []
+    taken: list[set[int]] = []
+    for index, occupied in enumerate(devices):
+        # Behind every group that has a neighbour of it.
+        place = max((number + 1 for number, used in enumerate(taken) if used & set(occupied)), default=0)
+        if place == len(found):
+            found.append([])
+            taken.append(set())
+        found[place].append(index)
+        taken[place] |= set(occupied)
+    return found
 
 
 def fill(text: str, values: dict[str, str]) -> str:

@@ -134,6 +134,17 @@ def transferred_tokens(metrics: str) -> float | None:
     return hits if by_source is None else by_source
 
 
+_RETRIEVED = re.compile(r"LMCache INFO: .*\bRetrieved (\d+) out of \d+\b")
+
+
+def retrieved_tokens(log: str) -> int:
+    """Tokens that an engine with LMCache inside has loaded, by its log.
+
+    Its counters tell of hits, and stacks were seen that report every hit and load nothing.
+    """
+    return sum(int(match[1]) for match in _RETRIEVED.finditer(log))
+
+
 async def accepts(socket: Path) -> bool:
     """True when a process answers connections on a Unix socket."""
     try:

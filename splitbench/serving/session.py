@@ -322,7 +322,8 @@ def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]
     )
     folder.mkdir(parents=True)
     client_socket = state / f"client-{ident[:8]}.sock"
-    values = {**request.places.values(), "session": str(folder)}
+    runtime = state / f"run-{ident[:8]}"
+    values = {**request.places.values(), "session": str(folder), "runtime": str(runtime)}
     client = None
     if request.client is not None:
         client = {
@@ -342,6 +343,7 @@ def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]
         "idle_s": request.idle_limit_s,
         "state": str(state),
         "folder": str(folder),
+        "runtime": str(runtime),
         "plan": filled(request.plan, values),
         "client": client,
     }

@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from splitbench.files import write_text
-from splitbench.serving import gpu_memory, ports, readiness
+from splitbench.serving import gpu_memory, ports, proof, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
+from splitbench.serving.plan import waves
 from splitbench.serving.processes import (
     SESSION_VARIABLE,
     STATE_VARIABLE,
@@ -45,6 +47,7 @@ class SessionProcesses:
         self.id = str(request["id"])
         self.state = str(request["state"])
         self.folder = Path(request["folder"])
+        self.runtime = Path(request["runtime"])
         self.plan: dict[str, Any] = request["plan"]
         self.client: dict[str, Any] | None = request["client"]
         self.progress = progress
@@ -57,8 +60,9 @@ class SessionProcesses:
     # -- facts ------------------------------------------------------------------------------------------
     def part(self, child: Child) -> dict[str, Any]:
         """The part of the plan that a child was started from; nothing for the benchmark client."""
-        if child.kind == "engine":
-            return next(dict(engine) for engine in self.plan["engines"] if engine["name"] == child.name)
+        if child.kind in ("engine", "service"):
+            parts = self.plan[f"{child.kind}s"]
+            return next(dict(part) for part in parts if part["name"] == child.name)
         return dict(self.plan["proxy"]) if child.kind == "proxy" else {}
 
     @property
@@ -69,8 +73,14 @@ class SessionProcesses:
 
     def ports(self) -> list[int]:
         """Every port that the session binds."""
-        parts = [*self.plan["engines"], *([self.plan["proxy"]] if self.plan["proxy"] else [])]
-        return [port for part in parts for port in (part["port"], *part["other_ports"])]
+        return [port for _, numbers in self._named_ports() for port in numbers]
+
+    def _named_ports(self) -> list[tuple[str, list[int]]]:
+        """Who binds which ports."""
+        proxy = self.plan["proxy"]
+        parts = [*self.plan["engines"], *([{**proxy, "name": "the proxy"}] if proxy else [])]
+        services = [(service["name"], list(service["ports"])) for service in self.plan["services"]]
+        return services + [(part["name"], [part["port"], *part["other_ports"]]) for part in parts]
 
     def records(self) -> list[dict[str, Any]]:
         """Plain data per process that was started."""
@@ -102,7 +112,7 @@ class SessionProcesses:
 
     # -- start ------------------------------------------------------------------------------------------
     async def bring_up(self) -> None:
-        """Everything from free ports to the first completion: engines in parallel, then the proxy.
+        """Everything from free ports to the first completion: services, engines in parallel, then the proxy.
 
         Raises:
             SessionError: why it did not come up.
@@ -113,15 +123,29 @@ class SessionProcesses:
             self.memory_before_mib = gpu_memory.used_mib(devices)
         for name, text in self.plan["files"].items():
             write_text(self.folder / name, text)
-        engines = [self.start(engine["name"], "engine", engine) for engine in self.plan["engines"]]
-        client = self.start("client", "client", self.client) if self.client else None
-        waits = [self.engine_ready(child) for child in engines]
-        await self.all_of([*waits, *([self.client_ready(client)] if client else [])])
+        if self.plan["services"]:
+            self.runtime.mkdir(mode=0o700, exist_ok=True)
+        for service in self.plan["services"]:
+            await self.service_ready(self.start(service["name"], "service", service))
+        engines: list[Child] = []
+        # The client starts with the first engines, whose start takes longer.
+        client: Child | None = None
+        for wave in waves([engine["devices"] for engine in self.plan["engines"]]):
+            parts = [self.plan["engines"][index] for index in wave]
+            started = [self.start(part["name"], "engine", part) for part in parts]
+            waits = [self.engine_ready(child) for child in started]
+            if client is None and self.client:
+                client = self.start("client", "client", self.client)
+                waits.append(self.client_ready(client))
+            await self.all_of(waits)
+            engines += started
         if self.plan["proxy"]:
             await self.http_ready(self.start("proxy", "proxy", self.plan["proxy"]))
             self.note("proxy")
-        await self.first_completions(engines)
+        await proof.first_completions(self, engines)
         self.note("first_completion")
+        await proof.keep_facts(self, engines)
+        self.note("facts")
 
     async def all_of(self, waits: list[Coroutine[Any, Any, None]]) -> None:
         """Wait for all; the first failure ends the waiting for the others."""
@@ -135,10 +159,7 @@ class SessionProcesses:
     def check_ports(self) -> None:
         """Nobody else may hold a port of the plan, on any address."""
         for port in ports.busy(self.ports()):
-            whose = next(
-                (e["name"] for e in self.plan["engines"] if port in (e["port"], *e["other_ports"])),
-                "the proxy",
-            )
+            whose = next(name for name, numbers in self._named_ports() if port in numbers)
             raise SessionError(
                 f"port {port} of {whose} is in use by {ports.holder(port)}",
                 where=self.plan["layout"],
@@ -243,6 +264,29 @@ class SessionProcesses:
         took_s = time.monotonic() - self.begun - child.started_s
         self.progress(f"engine {child.name}: healthy after {took_s:.1f} s")
 
+    async def service_ready(self, child: Child) -> None:
+        """Wait until a service answers on its health port, or its file is there."""
+        part = self.part(child)
+        limit_s = float(part["startup_limit_s"])
+
+        async def ready() -> bool:
+            if part["ready_file"] is not None and not Path(part["ready_file"]).exists():
+                return False
+            if part["health_port"] is None:
+                return True
+            port = int(part["health_port"])
+            answer = await readiness.ask(part["host"], port, part["health_path"])
+            if answer.status and ports.listened_by(port, self.family(child)) is False:
+                self.check_alive()
+                raise self.failed(child, f"shares port {port} with another process: {ports.holder(port)}")
+            return answer.status == 200
+
+        try:
+            await self.wait_for(child, ready, limit_s)
+        except TimeoutError:
+            raise self.failed(child, f"was not ready within {limit_s:g} s") from None
+        self.note(f"service {child.name}")
+
     async def client_ready(self, child: Child) -> None:
         """Wait until the warm benchmark client answers on its socket."""
         assert self.client is not None
@@ -257,42 +301,6 @@ class SessionProcesses:
             raise self.failed(child, f"was not ready within {limit_s:g} s") from None
         self.note("client")
 
-    async def first_completions(self, engines: list[Child]) -> None:
-        """Completions through the front door until every engine had its part; in PD, KV must have moved."""
-        host, port = self.front
-        decoders = [child for child in engines if self.part(child)["role"] == "decode"]
-        before = [await self.transferred(child) for child in decoders]
-        roles = [engine["role"] for engine in self.plan["engines"]]
-        tokens = readiness.TRANSFER_TOKENS if decoders else readiness.PROBE_TOKENS
-        for number in range(readiness.pairs_to_probe(self.plan["kind"], roles)):
-            wrong = await readiness.complete(host, port, self.plan["served_model"], number, tokens)
-            self.check_alive()
-            if wrong is not None:
-                servers = [child for child in self.children.values() if child.kind != "client"]
-                raise self.failed(servers[-1], f"is healthy but fails the first completion: {wrong}")
-        for child, had in zip(decoders, before, strict=True):
-            if had is not None and not await self.moved(child, had):
-                raise self.failed(
-                    child,
-                    f"computed a prompt of {tokens} tokens itself: "
-                    "no KV came from a prefill engine, by its own metrics",
-                )
-
-    async def transferred(self, child: Child) -> float | None:
-        """Tokens that a decoder has got from elsewhere so far."""
-        part = self.part(child)
-        answer = await readiness.ask(part["host"], part["port"], "/metrics", limit_s=30.0)
-        return readiness.transferred_tokens(answer.text) if answer.status == 200 else None
-
-    async def moved(self, child: Child, before: float) -> bool:
-        """Whether the decoder's count of transferred tokens has risen; metrics may lag an answer a little."""
-        for _ in range(8):
-            now = await self.transferred(child)
-            if now is not None and now > before:
-                return True
-            await asyncio.sleep(0.25)
-        return False
-
     # -- life -------------------------------------------------------------------------------------------
     async def sickness(self, *, measuring: bool = False) -> str | None:
         """Ask every server whether it is well; None when all are, or are only slow.
@@ -303,9 +311,10 @@ class SessionProcesses:
         """
         for child in list(self.children.values()):
             part = self.part(child)
-            if "port" not in part:
+            port = part.get("port") or part.get("health_port")
+            if port is None:
                 continue
-            answer = await readiness.ask(part["host"], part["port"], "/health", limit_s=10.0)
+            answer = await readiness.ask(part["host"], port, part.get("health_path", "/health"), limit_s=10.0)
             # No answer in time is a busy engine; a refusal to connect is the end of its server.
             if measuring and child.kind == "proxy" and not answer.refused:
                 continue
@@ -360,6 +369,7 @@ class SessionProcesses:
         if self.client is not None:
             with contextlib.suppress(OSError):
                 Path(self.client["socket"]).unlink(missing_ok=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
         return {
             "processes_gone_s": round(gone_s, 3),
             "ports_free_s": round(free_s, 3),

@@ -71,6 +71,12 @@ CELLS = Table(
         Column("first_token", _text, "who sends the first token of a PD answer: `prefiller` or `decoder`"),
         Column("budget_kind", _text, "what the budget counts: `cores` or `gpus`"),
         Column("budget", _int32, "accelerators (or cores) that the layout occupies, all engines together"),
+        Column(
+            "share",
+            _text,
+            "how engines share accelerators: `mps 50+50` (percent, in the order of engines) or `time-sliced`; "
+            "null: they do not",
+        ),
         Column("workload", _text, "name of the workload"),
         Column("input_tokens_asked", _int32, "input tokens per request that the workload asks for"),
         Column("output_tokens_asked", _int32, "output tokens per request that the workload asks for"),

@@ -16,6 +16,7 @@ from splitbench.experiment.models import Thresholds
 from splitbench.files import digest, read_json, write_json, written_aside
 from splitbench.measuring.checks import Check, EngineEvidence, Evidence, all_checks, worst
 from splitbench.measuring.run import CellFiles
+from splitbench.serving.facts import fact_rows
 from splitbench.tables.ingest import ingest_cell
 from splitbench.tables.parts import write_part
 from splitbench.workflow import Workflow
@@ -35,6 +36,7 @@ def write_cell_part(flow: Workflow, cell_id: str, folder: Path) -> None:
     row = cell_row(cell, record) | {"verdict": worst(checks), "stack": flow.experiment.stack.name}
     ingest_cell(files.bench, row, folder)
     write_part("checks", [_check_row(check) for check in checks], folder, row)
+    write_part("engine_facts", fact_rows(read_json(files.engine_facts)), folder, row)
 
 
 def evidence_of(cell: Cell, files: CellFiles, record: dict[str, Any], thresholds: Thresholds) -> Evidence:
@@ -69,6 +71,7 @@ def cell_row(cell: Cell, record: dict[str, Any]) -> dict[str, Any]:
         "first_token": plan.first_token,
         "budget_kind": plan.budget.kind,
         "budget": plan.budget.count,
+        "share": plan.budget.share,
         "workload": cell.workload,
         "input_tokens_asked": int(cell.load["input_tokens"]),
         "output_tokens_asked": int(cell.load["output_tokens"]),

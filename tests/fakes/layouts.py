@@ -37,6 +37,7 @@ def engine(
     role: str,
     port: int,
     *,
+    device: int = 0,
     side_port: int | None = None,
     behaviour: Mapping[str, str] | None = None,
     startup_limit_s: float = 20.0,
@@ -52,7 +53,7 @@ def engine(
     return EnginePlan(
         name=name,
         role=role,  # type: ignore[arg-type]
-        devices=(0,),
+        devices=(device,),
         port=port,
         other_ports=() if side_port is None else (side_port,),
         argv=tuple(argv),
@@ -99,7 +100,7 @@ def disaggregated(
         served_model="stub",
         engines=(
             engine("prefill0", "prefill", prefill_port, side_port=prefill_side, behaviour=prefill),
-            engine("decode0", "decode", decode_port, side_port=decode_side, behaviour=decode),
+            engine("decode0", "decode", decode_port, device=1, side_port=decode_side, behaviour=decode),
         ),
         proxy=ProxyPlan(port=front, argv=argv + proxy_arguments, env={"PYTHONPATH": str(STUB)}),
         shutdown_grace_s=grace_s,

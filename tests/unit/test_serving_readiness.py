@@ -7,12 +7,21 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from splitbench.serving import readiness
-from splitbench.serving.readiness import Answer, ask, model_ids, pairs_to_probe, transferred_tokens, until
+from splitbench.serving.readiness import (
+    Answer,
+    ask,
+    model_ids,
+    pairs_to_probe,
+    retrieved_tokens,
+    transferred_tokens,
+    until,
+)
 
 T = TypeVar("T")
 
@@ -138,3 +147,12 @@ def test_the_supervisor_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_lmcaches_loads_are_counted_and_its_hits_are_not() -> None:
+    hit = "(EngineCore pid=1) [t] LMCache INFO: Reqid: a, LMCache hit tokens: 1024, need to load: 1024 (x)\n"
+    load = "(EngineCore pid=1) [t] LMCache INFO: [req_id=a] Retrieved 1024 out of 1024 required tokens (x)\n"
+    assert retrieved_tokens(hit * 3) == 0
+    assert retrieved_tokens(hit + load + hit + load) == 2048
+    real = Path(__file__).parents[1] / "fixtures" / "engines" / "gpu-lmcache.log"
+    assert retrieved_tokens(real.read_text(encoding="utf-8")) == 18 + 1024

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from splitbench.tables.dataset import open_table
 from tests.workflow.flow import REPOSITORY, Flow
 
 FIGURES = 6  # three kinds for two workloads
@@ -29,6 +30,16 @@ def test_everything_is_there_so_nothing_runs(finished: Flow) -> None:
     assert finished.planned() == {}
     assert set(finished.status().values()) == {"completed"}
     assert len(finished.status()) == 8
+
+
+def test_engine_facts_lie_beside_every_cell_and_in_the_tables(finished: Flow) -> None:
+    cells = sorted(finished.results.glob("cells/*/*/*/*/engine_facts.json"))
+    parts = sorted(finished.results.glob("parts/*/*/*/*"))
+    assert len(cells) == len(parts) == 8
+    rows = open_table(parts, "engine_facts").to_table().to_pandas()
+    pools = rows[rows["fact"] == "kv_cache_tokens"]
+    assert sorted(pools["engine"]) == ["decode-0"] * 4 + ["engine-0"] * 4 + ["prefill-0"] * 4
+    assert set(pools["number"]) == {65536.0}
 
 
 def test_key_order_and_comments_run_nothing(finished: Flow) -> None:

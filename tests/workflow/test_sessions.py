@@ -20,6 +20,7 @@ import pytest
 
 from splitbench.serving import ending, ports
 from splitbench.serving.failures import SessionError
+from splitbench.serving.plan import Plan, ServicePlan
 from splitbench.serving.processes import ProcessId, environment, marked
 from splitbench.serving.session import Owner, acquire, node_lock, status, stop
 from splitbench.serving.state import read_record, session_record
@@ -100,6 +101,19 @@ def test_times_of_the_steps_are_kept_in_order(state: Path, tmp_path: Path) -> No
     engines = max(times["engine prefill0"], times["engine decode0"])
     assert 0 < engines <= times["proxy"] <= times["first_completion"] <= times["ready"]
     assert times["client"] <= times["proxy"]
+
+
+def test_what_the_engines_say_of_themselves_is_kept(state: Path, tmp_path: Path) -> None:
+    with acquire(request(disaggregated(free_ports(5)), tmp_path), Told(), state=state) as session:
+        content = json.loads((session.folder / "engine_facts.json").read_text())
+    assert {name: entry["role"] for name, entry in content["engines"].items()} == {
+        "prefill0": "prefill",
+        "decode0": "decode",
+    }
+    facts = content["engines"]["decode0"]["facts"]
+    assert facts["kv_cache_tokens"]["value"] == 65536
+    assert facts["kv_cache_tokens"]["source"].startswith("log:")
+    assert facts["enforce_eager"] == {"value": True, "source": "server_info"}
 
 
 def test_another_plan_ends_the_one_that_is_up_before_it_starts(state: Path, tmp_path: Path) -> None:
@@ -314,6 +328,84 @@ def test_a_stuck_supervisor_is_killed(state: Path, tmp_path: Path, monkeypatch: 
     assert any("does not answer: killing it" in text for text in said)
 
 
+# -- services, and engines that share a device ---------------------------------------------------------------
+def with_service(plan: Plan, folder: Path, port: int, script: str | None = None) -> Plan:
+    """The plan with a service, by default a small web server; it must be up before the engines."""
+    command = ("-m", "http.server", str(port), "--bind", "127.0.0.1") if script is None else ("-c", script)
+    service = ServicePlan(
+        name="cache",
+        ports=(port,),
+        argv=("{workflow_python}", *command),
+        health_port=port,
+        health_path="/",
+        ready_file="{runtime}",
+        startup_limit_s=20.0,
+    )
+    return plan.model_copy(update={"services": (service,)})
+
+
+def test_a_service_is_up_before_the_engines_and_ends_with_them(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    with acquire(
+        request(with_service(disaggregated(others), tmp_path, port), tmp_path), Told(), state=state
+    ) as session:
+        assert session.confirm() is None
+        processes = {each["name"]: each for each in session.record["processes"]}
+        ready_s = session.times_s["service cache"]
+        assert all(processes[name]["started_s"] >= ready_s - 0.01 for name in ("prefill0", "decode0"))
+        assert [engine.name for engine in session.engines] == ["prefill0", "decode0"]
+        assert len(list(state.glob("run-*"))) == 1
+    stop(state)
+    assert list(state.glob("run-*")) == []
+    assert ports.busy([port, *others]) == []
+
+
+def test_a_session_is_lost_with_its_service(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    wanted = request(with_service(disaggregated(others), tmp_path, port), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        service = next(each for each in session.record["processes"] if each["name"] == "cache")
+        os.kill(ProcessId.parse(service["process"]).pid, signal.SIGKILL)
+        eventually(session.lost)
+        assert "service cache" in str(session.lost())
+
+
+def test_a_service_that_fails_is_named_and_no_engine_is_started(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    book = tmp_path / "journal"
+    plan = disaggregated(others, prefill={"journal": str(book)})
+    error = failure(request(with_service(plan, tmp_path, port, "raise SystemExit(7)"), tmp_path), state)
+    assert "service cache ended with exit code 7" in str(error)
+    assert starts(book) == 0
+    assert list(state.glob("run-*")) == []
+
+
+def test_a_killed_supervisors_runtime_folder_goes_with_what_it_left(state: Path, tmp_path: Path) -> None:
+    port, *others = free_ports(6)
+    acquire(
+        request(with_service(disaggregated(others), tmp_path, port), tmp_path), Told(), state=state
+    ).close()
+    process = supervisor(state)
+    process.signal(signal.SIGKILL)
+    eventually(lambda: not process.alive())
+    stop(state)
+    assert list(state.glob("run-*")) == []
+    assert marked(str(state)) == []
+    assert ports.busy([port, *others]) == []
+
+
+def test_engines_on_one_device_start_one_after_the_other(state: Path, tmp_path: Path) -> None:
+    plan = disaggregated(free_ports(5), prefill={"startup_s": "0.5"})
+    shared = tuple(engine.model_copy(update={"devices": (0,)}) for engine in plan.engines)
+    wanted = request(plan.model_copy(update={"engines": shared}), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        processes = {each["name"]: each for each in session.record["processes"]}
+        assert processes["decode0"]["started_s"] >= session.times_s["engine prefill0"] - 0.01
+    with acquire(request(plan, tmp_path), Told(), state=state) as session:
+        processes = {each["name"]: each for each in session.record["processes"]}
+        assert processes["decode0"]["started_s"] < session.times_s["engine prefill0"]
+
+
 # -- failures to start ---------------------------------------------------------------------------------------
 def failure(wanted: object, state: Path) -> SessionError:
     """The error of a session that must not start."""
@@ -380,6 +472,12 @@ def test_kv_that_does_not_move_is_a_failed_start(state: Path, tmp_path: Path, ho
     plan = disaggregated(free_ports(5), proxy_arguments=forgets, decode=decode)
     error = failure(request(plan, tmp_path), state)
     assert "engine decode0 computed a prompt of 300 tokens itself" in str(error)
+
+
+def test_lmcaches_hits_without_loads_are_a_failed_start(state: Path, tmp_path: Path) -> None:
+    # The stub counts the tokens as transferred, and its log has no word of LMCache's loading any.
+    plan = disaggregated(free_ports(5)).model_copy(update={"connector": "lmcache"})
+    assert "no KV was loaded" in str(failure(request(plan, tmp_path), state))
 
 
 def test_a_missing_interpreter_is_named(state: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def assert_results_are_complete(flow: Flow) -> int:
         record = json.loads(path.read_text(encoding="utf-8"))
         assert sha256_file(path.with_name("bench.json")) == record["bench_sha256"]
         assert record["completed"] == record["prompts"]
-        for name in ("cell.json", "metrics.json"):
+        for name in ("cell.json", "metrics.json", "engine_facts.json"):
             json.loads(path.with_name(name).read_text(encoding="utf-8"))
     assert not list(flow.results.glob("**/*.part"))
     return len(records)

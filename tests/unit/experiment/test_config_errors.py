@@ -31,6 +31,27 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 DELETE = object()
+MPS = {"mps_percent": 60}
+TRACED_ROUTER = {
+    "kind": "replicas",
+    "router": "vllm-router",
+    "trace": True,
+    "replicas": [{"gpus": [0]}, {"gpus": [1]}],
+}
+
+
+def one_gpu(prefill: Any, decode: Any, memory_share: float | None = 0.4) -> dict[str, Any]:
+    """A layout of two engines on one GPU, with these shares; {}: none."""
+    engine = {"gpus": [0]} | ({"memory_share": memory_share} if memory_share else {})
+    sides = [engine | ({"share": share} if share else {}) for share in (prefill, decode)]
+    return {"kind": "pd", "connector": "nixl", "prefill": sides[0], "decode": sides[1]}
+
+
+def lmcache(prefill: list[int], decode: list[int], **both: int) -> dict[str, Any]:
+    """A layout over LMCache on these GPUs."""
+    sides = {"prefill": {"gpus": prefill} | both, "decode": {"gpus": decode} | both}
+    return {"kind": "pd", "connector": "lmcache"} | sides
+
 
 # (what is changed, to what, the key that the message names, words of the problem, words of the mend)
 MISTAKES = [
@@ -83,6 +104,40 @@ MISTAKES = [
     ("experiment", "../../etc", "experiment", "name in paths", "letters"),
     ("experiment", "$(touch x)", "experiment", "name in paths", "letters"),
     ("engine", {"args": {"port": 1}}, "engine.args", "'port' is set by the plan", "remove it"),
+    ("engine", {"args": {"no-headless": True}}, "engine.args", "is set by the plan", "remove it"),
+    ("engine", {"args": {"tensor-par": 2}}, "engine.args", "is set by the plan", "remove it"),
+    ("engine", {"args": {"kv-transfer-config.role": "x"}}, "engine.args", "is set by the plan", "remove it"),
+    ("engine", {"args": {"config": "flags.yaml"}}, "engine.args", "is set by the plan", "remove it"),
+    ("engine", {"env": {"CUDA_MPS_PIPE_DIRECTORY": "/x"}}, "engine.env", "is set by the plan", "remove it"),
+    ("layouts/agg/share", "time-sliced", "layouts.agg", "'share' is for GPUs", "cores of its own"),
+    ("layouts/one", one_gpu("time-sliced", {}), "layouts.one", "GPU 0 is used by two engines", "'share'"),
+    ("layouts/one", one_gpu("time-sliced", MPS), "layouts.one", "GPU 0 is shared in two ways", "same kind"),
+    ("layouts/one", one_gpu(MPS, MPS), "layouts.one", "60 + 60 = 120 %", "at most 100"),
+    (
+        "layouts/one",
+        one_gpu("time-sliced", "time-sliced", memory_share=None),
+        "layouts.one",
+        "not all say how much of its memory",
+        "memory_share or kv_cache_bytes",
+    ),
+    (
+        "layouts/one",
+        one_gpu("time-sliced", "time-sliced", memory_share=0.6),
+        "layouts.one",
+        "memory shares of GPU 0 sum to 1.2",
+        "less than 1",
+    ),
+    (
+        "layouts/one",
+        {"kind": "aggregated", "gpus": [0], "memory_share": 0.5, "args": {"gpu-memory-utilization": 0.6}},
+        "layouts.one",
+        "stated twice",
+        "keep one",
+    ),
+    ("layouts/pd/trace", "maybe", "layouts.pd.trace", "boolean", "change"),
+    ("layouts/two", TRACED_ROUTER, "layouts.two", "only the built-in proxy writes a trace", "router builtin"),
+    ("layouts/lm", lmcache([0, 1], [2]), "layouts.lm", "2 prefill ranks have only 1", "use nixl"),
+    ("layouts/lm", lmcache([0, 1], [2, 3], dp=2), "layouts.lm", "pp and dp must be 1", "more engines"),
     ("engine", {"args": {"--max-num-seqs": 1}}, "engine.args", "not a flag name", "without dashes"),
     ("engine", {"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "engine.env", "is set by the plan", "remove it"),
     ("engine", {"env": {"HF_TOKEN": "x"}}, "engine.env", "looks like a secret", "export it"),
