@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def read_facts(*, log: str, metrics: str = "", server_info: Any = None) -> dict[
     for match in _CACHE_INFO.finditer(metrics):
         labels = dict(_LABEL.findall(match[1])) | labels  # of several data-parallel ranks, the first
     text = info.get("vllm_config")
-    sources = {
+    sources: dict[str, Callable[[Rule], Iterable[tuple[Any, str]]]] = {
         "server_info": lambda rule: _in_info(
             rule, info, f"with config: {text}" if isinstance(text, str) else ""
         ),
