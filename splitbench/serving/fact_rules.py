@@ -45,6 +45,12 @@ def _dtype(value: Any) -> str | None:
     return text.removeprefix("torch.") if text else None
 
 
+def _name(value: Any) -> str | None:
+    """A model without the folder that holds it on this machine."""
+    text = _text(value)
+    return text.rstrip("/").rpartition("/")[2] if text and text.startswith("/") else text
+
+
 def _lower(value: Any) -> str | None:
     text = _text(value)
     return text.lower() if text else None
@@ -106,8 +112,8 @@ RULES: Mapping[str, Rule] = {
         log=(r"LMCache initialized for role .*? with version ([^,\s]+)",),
     ),
     "model": Rule(
-        "model as the engine was given it",
-        _text,
+        "model as the engine was given it; of a folder only its name",
+        _name,
         info=("vllm_config.model_config.model",),
         log=(_config("model"),),
     ),

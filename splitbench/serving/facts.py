@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,19 @@ def read_facts(*, log: str, metrics: str = "", server_info: Any = None) -> dict[
     labels: dict[str, str] = {}
     for match in _CACHE_INFO.finditer(metrics):
         labels = dict(_LABEL.findall(match[1])) | labels  # of several data-parallel ranks, the first
-    text = info.get("vllm_config")
-    sources: dict[str, Callable[[Rule], Iterable[tuple[Any, str]]]] = {
-        "server_info": lambda rule: _in_info(
-            rule, info, f"with config: {text}" if isinstance(text, str) else ""
-        ),
-        "metrics": lambda rule: [(labels[rule.metric], "metrics")] if rule.metric in labels else [],
-        "log": lambda rule: _in_log(rule, log),
-    }
-    return {
-        name: _first(rule, (pair for source in rule.order for pair in sources[source](rule)))
-        for name, rule in RULES.items()
-    } | _captured(log, info)
+    config = info.get("vllm_config")
+    text = f"with config: {config}" if isinstance(config, str) else ""
+
+    def found(rule: Rule) -> Iterator[tuple[Any, str]]:
+        for source in rule.order:
+            if source == "server_info":
+                yield from _in_info(rule, info, text)
+            elif source == "log":
+                yield from _in_log(rule, log)
+            elif rule.metric in labels:
+                yield labels[rule.metric], source
+
+    return {name: _first(rule, found(rule)) for name, rule in RULES.items()} | _captured(log, info)
 
 
 def _first(rule: Rule, found: Iterable[tuple[Any, str]]) -> dict[str, Any]:

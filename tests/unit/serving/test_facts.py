@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_an_engine_on_cpu_states_itself_in_log_and_metrics() -> None:
     facts = read_facts(log=text_of(ENGINES / "decode.log"), metrics=metrics)
     assert values(facts) == {
         "vllm_version": "0.32.0",
-        "model": "/models/tiny",
+        "model": "tiny",
         "served_model_name": "m",
         "dtype": "float32",
         "kv_cache_dtype": "auto",
@@ -103,7 +104,7 @@ def test_the_configuration_goes_before_the_log(mode: Any, name: str) -> None:
 def test_the_configuration_as_text_is_understood_too() -> None:
     info = {"vllm_config": "model='/m', dtype=torch.bfloat16, max_seq_len=4096, enforce_eager=True"}
     known = values(read_facts(log="", server_info=info))
-    assert known == {"model": "/m", "dtype": "bfloat16", "max_model_len": 4096, "enforce_eager": True}
+    assert known == {"model": "m", "dtype": "bfloat16", "max_model_len": 4096, "enforce_eager": True}
 
 
 @pytest.mark.parametrize("info", [None, [], {"vllm_config": None}, {"vllm_config": {"model_config": []}}])
@@ -136,3 +137,18 @@ def test_every_fact_is_in_the_docs() -> None:
     text = RESULTS.read_text(encoding="utf-8")
     for name, rule in RULES.items():
         assert f"| `{name}` | {rule.meaning} |" in text
+
+
+def test_a_real_server_info_states_what_its_log_leaves_out() -> None:
+    info = json.loads((ENGINES / "decode-server-info.json").read_text(encoding="utf-8"))
+    facts = read_facts(log=text_of(ENGINES / "decode.log"), server_info=info)
+    known = values(facts)
+    assert known["hybrid_kv_manager"] is True
+    assert (known["max_num_batched_tokens"], known["max_num_seqs"]) == (2048, 128)
+    assert (known["async_scheduling"], known["cuda_graphs"]) == (False, "none")
+    assert (known["kv_cache_blocks"], known["block_size"], known["kv_cache_tokens"]) == (682, 128, 87296)
+    assert known["torch_version"] == "2.13.0+cpu"
+    assert {name for name, fact in facts.items() if fact["source"] is None} == {
+        "lmcache_version",
+        "quantization",
+    }
