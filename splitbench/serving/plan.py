@@ -65,7 +65,7 @@ class ServicePlan(_Frozen):
     health_port: int | None = None
     health_path: str = "/health"
     ready_file: str | None = None
-    startup_limit_s: float = Field(default=120.0, gt=0)
+    startup_limit_s: float = Field(default=300.0, gt=0)
 
 
 class EnginePlan(_Frozen):

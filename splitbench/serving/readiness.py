@@ -134,7 +134,8 @@ def transferred_tokens(metrics: str) -> float | None:
     return hits if by_source is None else by_source
 
 
-_RETRIEVED = re.compile(r"LMCache INFO: .*\bRetrieved (\d+) out of \d+\b")
+# LMCache colours its log, so anything may stand between the words.
+_RETRIEVED = re.compile(r"LMCache INFO:.*\bRetrieved (\d+) out of \d+\b")
 
 
 def retrieved_tokens(log: str) -> int:

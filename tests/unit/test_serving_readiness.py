@@ -153,6 +153,7 @@ def test_lmcaches_loads_are_counted_and_its_hits_are_not() -> None:
     hit = "(EngineCore pid=1) [t] LMCache INFO: Reqid: a, LMCache hit tokens: 1024, need to load: 1024 (x)\n"
     load = "(EngineCore pid=1) [t] LMCache INFO: [req_id=a] Retrieved 1024 out of 1024 required tokens (x)\n"
     assert retrieved_tokens(hit * 3) == 0
+    assert retrieved_tokens(load.replace("INFO:", "INFO:\x1b[0m")) == 1024
     assert retrieved_tokens(hit + load + hit + load) == 2048
     real = Path(__file__).parents[1] / "fixtures" / "engines" / "gpu-lmcache.log"
     assert retrieved_tokens(real.read_text(encoding="utf-8")) == 18 + 1024
