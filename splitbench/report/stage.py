@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitbench import __version__
+from splitbench.environment.probe import environment_digest
 from splitbench.figures.measured import Measured
 from splitbench.files import digest, read_json
 from splitbench.report.content import Report
@@ -52,7 +53,11 @@ def write_page(
         code_version=__version__,
         slo=slo,
         highest_loads=loads,
-        digests={"stack": digest(flow.stack), "environment": digest(facts), "model": digest(flow.model)},
+        digests={
+            "stack": digest(flow.stack),
+            "environment": environment_digest(facts),
+            "model": digest(flow.model),
+        },
     )
     write_report(report, output)
 
