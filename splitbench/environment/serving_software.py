@@ -154,10 +154,11 @@ def _nixl_modules() -> list[str]:
 def abi() -> dict[str, Any]:
     """Symbols of torch's C++ that native extensions ask for and the installed torch does not have."""
     libraries = [SITE / "torch" / "lib" / name for name in _TORCH_LIBRARIES]
-    found = {}
-    for name, pattern in (("vllm", "vllm/_C*.so"), ("lmcache", "lmcache/c_ops*.so")):
+    found: dict[str, list[str]] = {}
+    for name, pattern in (("vllm", "vllm/_C*.so"), ("lmcache", "lmcache/*ops*.so")):
         for extension in sorted(SITE.glob(pattern)):
-            found[name] = missing_symbols(extension, [path for path in libraries if path.exists()])
+            missing = missing_symbols(extension, [path for path in libraries if path.exists()])
+            found[name] = sorted({*found.get(name, []), *missing})
     return {"missing_symbols": found}
 
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from splitbench.environment.check import Check, check
+from splitbench.environment.needs import needs_of
 from splitbench.environment.probe import fingerprint, probe_environment
 from splitbench.environment.serving_environment import build_serving_environment, find_uv
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
+from splitbench.serving.ending import status as session_status
 from splitbench.serving.synthetic_model import RECORD, make_synthetic_model
 from splitbench.workflow import Workflow
 
@@ -117,6 +120,34 @@ def keep(flow: Workflow, record: Mapping[str, Any]) -> None:
 def kept_record(flow: Workflow, digest: str) -> Path:
     """Where the record of an environment is kept."""
     return Path(flow.path(f"environment/kept/{digest[:16]}.json"))
+
+
+def check_environment(flow: Workflow, record: Mapping[str, Any]) -> Check:
+    """What speaks against measuring an experiment in an environment."""
+    # Processes and ports of a session that is up already are its own, not a stranger's.
+    up = bool(session_status()["supervisor"])
+    return check(record, needs_of(flow.cells.plans, session_up=up), flow.expects)
+
+
+def write_check(flow: Workflow, probe: Path, output: Path, note: Note) -> None:
+    """Compare the environment with what the experiment expects; print the table; record it.
+
+    Raises:
+        UserError: it does not fit, and the config does not say `check: warn`.
+    """
+    mode = flow.experiment.check
+    result = check_environment(flow, read_json(probe))
+    for line in result.text():
+        note(line)
+    if not result.fits and mode == "fail":
+        raise UserError(
+            f"this machine does not fit the experiment: {result.summary()}",
+            where=str(flow.experiment.stack.expects or probe),
+            mend="mend what the table says, or go on in spite of it with --config check=warn",
+        )
+    if not result.fits:
+        note(f"going on in spite of it (check: warn): {result.summary()}")
+    write_json(output, result.as_json(mode))
 
 
 def environment_now(flow: Workflow, recorded: Path, serving: Mapping[str, Any], note: Note) -> Path:
