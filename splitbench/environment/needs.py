@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import yaml
 
-from splitbench.serving.plan import EnginePlan, Plan
+from splitbench.serving.plan import EnginePlan, Plan, ServicePlan
 
 GIB = 2**30
 
@@ -52,6 +53,16 @@ class Needs:
     session_up: bool = False
 
     @property
+    def by_nixl(self) -> bool:
+        """Whether some layout moves KV cache by NIXL."""
+        return bool({"nixl", "lmcache"} & set(self.connectors))
+
+    @property
+    def by_lmcache(self) -> bool:
+        """Whether some layout moves KV cache by LMCache, inside engines or by its server."""
+        return bool({"lmcache", "lmcache-mp"} & set(self.connectors))
+
+    @property
     def devices(self) -> tuple[int, ...]:
         """Every GPU or core that some layout occupies."""
         return tuple(sorted({device for engine in self.engines for device in engine.devices}))
@@ -71,12 +82,26 @@ def needs_of(plans: Mapping[str, Plan], *, session_up: bool = False) -> Needs:
     return Needs(
         kind="gpus" if "gpus" in kinds else "cores",
         engines=tuple(
-            _engine(layout, engine, plan) for layout, plan in plans.items() for engine in plan.engines
+            need
+            for layout, plan in plans.items()
+            for need in (
+                *(_engine(layout, engine, plan) for engine in plan.engines),
+                *(_service(layout, service) for service in plan.services),
+            )
         ),
         connectors=tuple(sorted({plan.connector for plan in plans.values() if plan.connector})),
         ports=tuple(sorted({port for plan in plans.values() for port in plan.ports})),
         session_up=session_up,
     )
+
+
+def _service(layout: str, service: ServicePlan) -> EngineNeed:
+    """A server beside the engines: LMCache's keeps chunks in host memory."""
+    size = 0.0
+    for flag, value in pairwise(service.argv):
+        if flag == "--l1-size-gb":
+            size = float(value)
+    return EngineNeed(name=f"{layout}/{service.name}", layout=layout, devices=(), host_bytes=int(size * GIB))
 
 
 def _engine(layout: str, engine: EnginePlan, plan: Plan) -> EngineNeed:

@@ -218,7 +218,7 @@ def locked_memory(facts: Facts, needs: Needs) -> Found:
         for device in facts.machine.get("rdma") or []
         if any(str(port.get("state", "")).endswith("ACTIVE") for port in device.get("ports", []))
     ]
-    if needs.connectors and active and limit is not None and limit < GIB:
+    if needs.by_nixl and active and limit is not None and limit < GIB:
         yield (
             f"locked memory is limited to {limit / _MIB:.0f} MiB, and UCX will register buffers with {active[0]}",
             "`ulimit -l unlimited`",
@@ -227,11 +227,7 @@ def locked_memory(facts: Facts, needs: Needs) -> Found:
 
 def cpu_without_avx(facts: Facts, needs: Needs) -> Found:
     """The UCX in NIXL's wheels ends the process on a processor without AVX."""
-    if (
-        needs.connectors
-        and facts.software.get("ucx")
-        and (facts.machine.get("cpu") or {}).get("avx") is False
-    ):
+    if needs.by_nixl and facts.software.get("ucx") and (facts.machine.get("cpu") or {}).get("avx") is False:
         yield (
             "this processor has no AVX, which the UCX in NIXL's wheels needs",
             "give the virtual machine AVX",

@@ -88,7 +88,8 @@ def torch_pin(facts: Facts, needs: Needs) -> Found:
 def torch_abi(facts: Facts, needs: Needs) -> Found:
     """A native extension asks for symbols that the installed torch does not have; it fails when it is loaded."""
     for name, symbols in (facts.software.get("missing_symbols") or {}).items():
-        if symbols:
+        # LMCache's extension is built for CUDA and loaded nowhere else.
+        if symbols and (name != "lmcache" or (needs.by_lmcache and needs.kind == "gpus")):
             yield (
                 f"{name}'s extension needs {len(symbols)} symbols that torch {facts.package('torch')} lacks, "
                 f"as {symbols[0]}",
@@ -125,11 +126,9 @@ def lmcache_missing(facts: Facts, needs: Needs) -> Found:
     """A layout's connector is not installed."""
     if not facts.software.get("packages"):
         return
-    if any(connector.startswith("lmcache") for connector in needs.connectors) and not facts.package(
-        "lmcache"
-    ):
+    if needs.by_lmcache and not facts.package("lmcache"):
         yield "a layout moves KV cache by LMCache, which is not installed", "choose a stack with lmcache"
-    if needs.connectors and not facts.package("nixl", "nixl-cu12", "nixl-cu13"):
+    if needs.by_nixl and not facts.package("nixl", "nixl-cu12", "nixl-cu13"):
         yield "a layout moves KV cache by NIXL, which is not installed", "choose a stack with nixl"
 
 
@@ -151,7 +150,7 @@ def nixl_cuda(facts: Facts, needs: Needs) -> Found:
     """NIXL's wheels are per CUDA major version."""
     cuda = versions.major(facts.cuda)
     built = {major for major in (12, 13) if facts.package(f"nixl-cu{major}")}
-    if needs.connectors and cuda is not None and built and cuda not in built:
+    if needs.by_nixl and cuda is not None and built and cuda not in built:
         yield (
             f"NIXL is installed for CUDA {', '.join(map(str, sorted(built)))}, torch is built for {facts.cuda}",
             f"install nixl-cu{cuda}",
@@ -170,7 +169,7 @@ def nixl_too_old(facts: Facts, needs: Needs) -> Found:
 def nixl_plugin(facts: Facts, needs: Needs) -> Found:
     """KV cache travels by NIXL's UCX plugin: it must be there and load."""
     nixl = facts.software.get("nixl")
-    if not needs.connectors or not nixl:
+    if not needs.by_nixl or not nixl:
         return
     if nixl.get("module") is None:
         yield f"NIXL is installed and does not load: {nixl.get('why')}", "install the libraries that it names"
@@ -184,7 +183,7 @@ def nixl_plugin(facts: Facts, needs: Needs) -> Found:
 
 def two_ucx(facts: Facts, needs: Needs) -> Found:
     """Two UCX libraries of different versions in one process crash or hang it."""
-    if not needs.connectors:
+    if not needs.by_nixl:
         return
     bundled = {
         str(found["version"])
@@ -207,7 +206,7 @@ def two_ucx(facts: Facts, needs: Needs) -> Found:
 
 def ucx_too_old(facts: Facts, needs: Needs) -> Found:
     """UCX before 1.18 can't move GPU memory between GPUs for NIXL."""
-    if not needs.connectors or needs.kind != "gpus":
+    if not needs.by_nixl or needs.kind != "gpus":
         return
     for found in facts.software.get("ucx") or []:
         version = str(found["version"])

@@ -28,7 +28,7 @@ def stub_python(folder: Path) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "stub.pth").write_text(f"{STUB}\n", encoding="utf-8")
     # By name only: the check of the environment wants what the layouts' connector needs to be installed.
-    for name, version in (("vllm", STUB_VERSION), ("nixl", "1.5.1")):
+    for name, version in (("vllm", STUB_VERSION), ("nixl", "1.5.1"), ("lmcache", "0.5.6")):
         info = site / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,13 +138,26 @@ def test_needs_of_the_experiments_in_the_repository() -> None:
     needs = needs_of({name: render(h100, name) for name in h100.layouts})
     assert needs.kind == "gpus" and needs.devices == tuple(range(8)) and needs.connectors == ("lmcache",)
     assert all(engine.env["PYTHONHASHSEED"] == "0" for engine in needs.engines if engine.lmcache)
-    assert sum(engine.lmcache for engine in needs.engines) == 4 and all(
-        e.host_bytes == 0 for e in needs.engines
-    )
+    assert sum(engine.lmcache for engine in needs.engines) >= 4
+    assert all(engine.host_bytes == 0 for engine in needs.engines)
     cpu = read_experiment(ROOT / "config/config.yaml")
     needs = needs_of({name: render(cpu, name) for name in cpu.layouts})
     assert needs.kind == "cores" and {engine.host_bytes for engine in needs.engines} == {GIB}
     assert len(needs.ports) >= 4
+
+
+def test_needs_of_lmcache_s_server() -> None:
+    config = read_experiment(ROOT / "config/experiments/cpu-lmcache-mp.yaml")
+    needs = needs_of({name: render(config, name) for name in config.layouts})
+    assert needs.by_lmcache and "lmcache-mp" in needs.connectors
+    servers = [engine for engine in needs.engines if not engine.devices]
+    assert servers and all(server.host_bytes > 0 for server in servers)
+    record = two_cores()
+    record["software"]["packages"] |= {"lmcache": "0.5.6"}
+    record["software"]["missing_symbols"]["lmcache"] = ["_ZN3c104cuda9SetDeviceEab"]
+    assert check(record, needs, None).errors == []
+    # On a GPU the same would be fatal.
+    assert any(error.rule == "torch-abi" for error in check(record, replace(needs, kind="gpus"), None).errors)
 
 
 def test_buffers_in_host_memory_count_for_every_rank() -> None:
