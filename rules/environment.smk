@@ -10,7 +10,8 @@ rule serving_environment:
     conda:
         "../envs/workflow.yaml"
     params:
-        stack=flow.section("stack"),
+        # What is expected of it does not change how it is made.
+        stack=flow.section("stack", without=frozenset({"expects"})),
     script:
         "../scripts/serving_environment.py"
 
@@ -26,6 +27,22 @@ rule probe:
         "../envs/workflow.yaml"
     script:
         "../scripts/probe.py"
+
+
+# Early, so that a machine that does not fit costs a minute and not the night.
+rule check:
+    input:
+        probe=rules.probe.output[0],
+    output:
+        flow.path(f"environment/check-{flow.stack_key}.json"),
+    log:
+        flow.path(f"logs/environment/check-{flow.stack_key}.log"),
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        check=flow.check_text(),
+    script:
+        "../scripts/check.py"
 
 
 rule model:

@@ -7,6 +7,7 @@ rule cell:
     input:
         serving=ancient(rules.serving_environment.output[0]),
         environment=ancient(rules.probe.output[0]),
+        check=ancient(rules.check.output[0]),
         model=ancient(rules.model.output[0]),
     output:
         slice=flow.path("cells/{cell}/cell.json"),

@@ -9,6 +9,7 @@ rule report:
         parts=rules.tables.output.parts,
         statistics=rules.statistics.output[0],
         probe=ancient(rules.probe.output[0]),
+        check=rules.check.output[0],
         figures=figure_files(),
     output:
         flow.path("report.html"),

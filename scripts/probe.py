@@ -2,7 +2,7 @@
 from pathlib import Path
 
 from splitbench.environment.stage import write_probe
-from splitbench.workflow import script
+from splitbench.workflow import Workflow, script
 
-with script(snakemake.log[0]):
-    write_probe(Path(snakemake.input.serving), Path(snakemake.output[0]))
+with script(snakemake.log[0]) as note:
+    write_probe(Workflow(snakemake.config), Path(snakemake.input.serving), Path(snakemake.output[0]), note)

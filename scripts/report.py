@@ -10,6 +10,7 @@ with script(snakemake.log[0]):
         Workflow(snakemake.config),
         read_listing(Path(snakemake.input.parts)),
         Path(snakemake.input.probe),
+        Path(snakemake.input.check),
         Path(snakemake.input.statistics),
         snakemake.params.config,
         Path(snakemake.output[0]),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitbench import __version__
+from splitbench.environment import cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
         commands.choices[name].set_defaults(run=sessions.run)
-    for name, module in (("sql", cli_sql), ("import", cli_import)):
+    for name, module in (("sql", cli_sql), ("import", cli_import), ("environment", cli_environment)):
         command = commands.add_parser(name, help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

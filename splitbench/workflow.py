@@ -15,10 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
 import splitbench
+from splitbench.environment.expectations import read_stack_file
+from splitbench.environment.needs import needs_of
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
@@ -50,6 +53,8 @@ class Workflow:
         self.experiment = load_experiment(config, files)
         check_sources(self.experiment, root)
         self.root = root
+        expects = self.experiment.stack.expects
+        self.expects = read_stack_file(root / expects) if expects is not None else None
         self.results = f"results/{self.experiment.experiment}"
         self.cells = Cells(self.experiment, root)
         self.stack = stack_slice(self.experiment, root)
@@ -154,9 +159,28 @@ class Workflow:
         """What a figure depends on in the config."""
         return canonical_json(self.figure_spec(name).model_dump(mode="json"))
 
-    def section(self, name: str) -> str:
-        """One section of the config with its defaults."""
-        return canonical_json(getattr(self.experiment, name).model_dump(mode="json"))
+    def section(self, name: str, without: frozenset[str] = frozenset()) -> str:
+        """One section of the config with its defaults, less some of its keys."""
+        values = getattr(self.experiment, name).model_dump(mode="json")
+        return canonical_json({key: value for key, value in values.items() if key not in without})
+
+    def check_text(self) -> str:
+        """What the check of the environment depends on: expectations, needs, and what follows a mismatch.
+
+        Ports are left out: nothing about them is worth checking again when they change.
+        """
+        needs = asdict(replace(needs_of(self.cells.plans), ports=()))
+        for engine in needs["engines"]:
+            engine["env"] = {"PYTHONHASHSEED": engine["env"].get("PYTHONHASHSEED")}
+            del engine["name"], engine["layout"]
+        needs["engines"] = sorted(needs["engines"], key=canonical_json)
+        return canonical_json(
+            {
+                "expects": self.expects.model_dump(mode="json") if self.expects is not None else None,
+                "needs": needs,
+                "mode": self.experiment.check,
+            }
+        )
 
 
 def _from_repository(path: str) -> str:

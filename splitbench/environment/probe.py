@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What machine this is: enough to tell two runs on different machines apart.
+"""The record of an environment: the machine, the software that serves on it, and what each probe came to.
 
-A tool or device that is missing gives null, never an error.
+machine    what stays as it is until somebody changes it
+moment     what changes by itself: load, heat, processes, error counters, the clock's state
+software   the serving environment
+probes     per probe: source, status (`ok`, `absent`, `failed: why`), seconds
+private    keys whose values name this very machine or what else runs on it; to be left out of what is published
+digest     of everything that cells are compared by
 """
 
 from __future__ import annotations
@@ -9,106 +14,151 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+from splitbench.environment.probes import gpu, network, software, system
+from splitbench.environment.probes.base import Facts, Outcome, merge, run_probes
+from splitbench.files import digest
 
-# Variables that change how engines compute or how KV cache travels. Values of other variables are nobody's business.
-RECORDED_ENVIRONMENT = re.compile(r"^(UCX_|NCCL_|VLLM_|LMCACHE_|CUDA_|OMP_|PYTHONHASHSEED$|OPENBLAS_)")
-SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+SCHEMA_VERSION = 2
+PRIVATE = (
+    "machine.environment",
+    "machine.gpus.*.uuid",
+    "machine.nics",
+    "moment.gpus.*.processes",
+    "moment.listening",
+)
+# Not compared between cells: the workflow's own interpreter, what the shell sets (engines get their variables from
+# plans), interfaces that containers bring and take, and everything private.
+_NOT_COMPARED = ("environment", "nics")
+_GIB = 2**30
 
 
-def probe_machine() -> dict[str, Any]:
-    """The machine as plain data: system, processor, memory, GPUs, limits, variables that matter."""
+def probe_environment(
+    serving_python: Path | None, serving: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Run every probe and put the record together.
+
+    Args:
+        serving_python: interpreter of the serving environment; None leaves the software out.
+        serving: record of how that environment was made, kept as it is.
+    """
+    machine_probes = (*system.PROBES, *gpu.PROBES, *network.PROBES)
+    software_probes = software.probes(serving_python) if serving_python is not None else ()
+    outcomes = run_probes((*machine_probes, *software_probes))
+    return assemble(outcomes[: len(machine_probes)], outcomes[len(machine_probes) :], serving or {})
+
+
+def assemble(
+    machine_outcomes: Sequence[Outcome], software_outcomes: Sequence[Outcome], serving: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record from the outcomes of probes; earlier ones have the first word."""
+    # Where no probe found any, there are none: that is a fact too.
+    machine: Facts = {}
+    moment: Facts = {}
+    for outcome in machine_outcomes:
+        merge(moment, outcome.facts.get("moment", {}))
+        merge(machine, {key: value for key, value in outcome.facts.items() if key != "moment"})
+    machine.setdefault("gpus", [])
+    found: Facts = {}
+    for outcome in software_outcomes:
+        merge(found, outcome.facts)
+    record = anonymous(
+        {
+            "schema": SCHEMA_VERSION,
+            "machine": machine,
+            "moment": moment,
+            "software": found,
+            "serving": dict(serving),
+            "probes": {
+                outcome.name: {
+                    "source": outcome.source,
+                    "status": outcome.status,
+                    "seconds": outcome.seconds,
+                }
+                for outcome in (*machine_outcomes, *software_outcomes)
+            },
+            "private": list(PRIVATE),
+            "fingerprint": fingerprint(),
+        }
+    )
+    assert isinstance(record, dict)
+    return record | {"digest": environment_digest(record)}
+
+
+def environment_digest(record: Mapping[str, Any]) -> str:
+    """What cells are compared by: machine and software without what is private or changes by itself.
+
+    Records that an older version of the workflow wrote are taken whole.
+    """
+    if "schema" not in record:
+        return digest(dict(record))
+    return digest(compared(record))
+
+
+def compared(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that two environments are told apart by."""
+    machine = {key: value for key, value in record["machine"].items() if key not in _NOT_COMPARED}
+    machine["gpus"] = [
+        {key: value for key, value in found.items() if key != "uuid"} for found in machine.get("gpus", [])
+    ]
+    machine["system"] = {key: value for key, value in machine.get("system", {}).items() if key != "python"}
+    if total := machine.get("memory", {}).get("total_bytes"):
+        # The kernel keeps a little more or less for itself at every boot.
+        machine["memory"] = {"total_gib": round(total / _GIB)}
+    chosen = {key: record["software"].get(key) for key in ("python", "packages", "torch", "ucx", "nixl")}
+    return {"machine": machine, "software": chosen}
+
+
+def fingerprint() -> dict[str, Any]:
+    """What tells this machine from most others within milliseconds: no tool is started."""
+    models = sorted(
+        match[1].strip()
+        for path in Path("/proc/driver/nvidia/gpus").glob("*/information")
+        if (match := re.search(r"^Model:\s*(.+)$", _text(path), re.MULTILINE))
+    )
+    memory = re.search(r"^MemTotal:\s*(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    cpu = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))
     return {
-        "system": {
-            "os": _os_name(),
-            "kernel": platform.release(),
-            "architecture": platform.machine(),
-            "python": platform.python_version(),
-        },
-        "cpu": {
-            "model": _cpu_model(),
-            "cores_usable": sorted(os.sched_getaffinity(0)),
-            "logical": psutil.cpu_count(logical=True),
-            "physical": psutil.cpu_count(logical=False),
-            "avx512": "avx512f" in _cpu_flags(),
-        },
-        "memory": {
-            "total_bytes": psutil.virtual_memory().total,
-            "shm_bytes": _free_bytes(Path("/dev/shm")),
-        },
-        "gpus": probe_gpus(),
-        "limits": {
-            "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        },
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if RECORDED_ENVIRONMENT.match(name) and not SECRET.search(name)
-        },
+        "kernel": platform.release(),
+        "cpu": cpu[1].strip() if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(memory[1]) / 2**20) if memory else None,
+        "driver": driver[1] if driver else None,
+        "gpus": models,
     }
 
 
-def probe_gpus() -> list[dict[str, Any]]:
-    """NVIDIA GPUs of this machine: index, name, memory in bytes, driver; empty where there are none."""
-    import pynvml
+def anonymous(value: Any) -> Any:
+    """Plain data without the names of this host, its user and that user's home."""
+    home, host = str(Path.home()), socket.gethostname()
+    names: list[tuple[re.Pattern[str], str]] = []
+    if len(home) > 1:
+        names.append((re.compile(rf"{re.escape(home)}(?=/|$|[:;,\s'\"])"), "~"))
+    names.append((re.compile(r"/(home|Users)/[^/\s:;,'\"]+"), r"/\1/<user>"))
+    if len(host) > 3 and host != "localhost":
+        names.append((re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])"), "<host>"))
 
+    def walk(part: Any) -> Any:
+        if isinstance(part, str):
+            for pattern, instead in names:
+                part = pattern.sub(instead, part)
+            return part
+        if isinstance(part, Mapping):
+            return {key: walk(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return [walk(item) for item in part]
+        return part
+
+    return walk(value)
+
+
+def _text(path: Path) -> str:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                {
-                    "index": index,
-                    "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    "driver": driver,
-                }
-            )
-        return gpus
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _os_name() -> str | None:
-    match = re.search(r'^PRETTY_NAME="?(.*?)"?$', _read("/etc/os-release"), re.MULTILINE)
-    return match.group(1) if match else None
-
-
-def _cpu_model() -> str | None:
-    match = re.search(r"^model name\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return match.group(1).strip() if match else None
-
-
-def _cpu_flags() -> set[str]:
-    match = re.search(r"^flags\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return set(match.group(1).split()) if match else set()
-
-
-def _free_bytes(path: Path) -> int | None:
-    try:
-        return int(psutil.disk_usage(str(path)).free)
-    except OSError:
-        return None

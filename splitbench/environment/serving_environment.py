@@ -136,6 +136,30 @@ def lock_digest(lock: Path) -> str:
     return digest(sorted(locked.text for locked in read_lock(lock)))
 
 
+def lock_python(lock: Path) -> str | None:
+    """The Python (as `3.12`) that a lock was resolved for, where it says so in a line `# python: 3.12`."""
+    match = re.search(r"^# python: (\d+\.\d+)\s*$", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else None
+
+
+def _interpreter(wanted: str | None, uv: Path | None) -> str:
+    """What to make the environment with: this Python if it will do, else one of the wanted version.
+
+    Raises:
+        UserError: there is none, and no uv that could look further.
+    """
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if wanted is None or wanted == here:
+        return sys.executable
+    found = shutil.which(f"python{wanted}")
+    if found is None and uv is None:
+        raise UserError(
+            f"the lock is for Python {wanted}, this is {here}",
+            mend=f"install python{wanted}, or uv beside it",
+        )
+    return found or wanted
+
+
 def find_uv() -> Path | None:
     """uv beside this interpreter or on the PATH; None where there is none, and pip has to do."""
     found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
@@ -178,7 +202,8 @@ def build_serving_environment(
         _clear(destination)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as handle:
-            builder = _Builder(destination, uv, torch_cpu_index, handle, log, held, say)
+            python = _interpreter(lock_python(lock), uv)
+            builder = _Builder(destination, uv, torch_cpu_index, handle, log, held, say, python)
             record = builder.build(wanted, wanted_digest)
         write_json(destination / RECORD, record.model_dump(mode="json"))
     made = ServingEnvironment.at(destination)
@@ -201,8 +226,10 @@ class _Builder:
         log: Path,
         held: int,
         say: Progress,
+        interpreter: str = sys.executable,
     ) -> None:
         self.root = root
+        self.interpreter = interpreter
         self.python = root / "bin" / "python"
         self.uv = uv
         self.torch_cpu_index = torch_cpu_index
@@ -223,11 +250,11 @@ class _Builder:
                 "--quiet",
                 "--allow-existing",
                 "--python",
-                sys.executable,
+                self.interpreter,
                 str(self.root),
             ]
         else:
-            venv = [sys.executable, "-m", "venv", str(self.root)]
+            venv = [self.interpreter, "-m", "venv", str(self.root)]
         self._must(venv, "making the serving environment")
         hashed = [locked for locked in wanted if locked.hashed]
         local = [locked for locked in wanted if not locked.hashed]

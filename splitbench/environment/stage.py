@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from splitbench.environment.probe import probe_machine
+from splitbench.environment.check import Check, check
+from splitbench.environment.needs import needs_of
+from splitbench.environment.probe import fingerprint, probe_environment
 from splitbench.environment.serving_environment import build_serving_environment, find_uv
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
+from splitbench.serving.ending import status as session_status
 from splitbench.serving.synthetic_model import RECORD, make_synthetic_model
 from splitbench.workflow import Workflow
 
@@ -97,6 +100,66 @@ def write_model(flow: Workflow, output: Path, note: Note) -> None:
     write_json(output, {"model": flow.model, "key": flow.model_key} | ensure_model(flow, note))
 
 
-def write_probe(serving: Path, output: Path) -> None:
+def write_probe(flow: Workflow, serving: Path, output: Path, note: Note) -> None:
     """Record the machine together with the serving software that was found on it."""
-    write_json(output, {"machine": probe_machine(), "serving": read_json(serving)})
+    record = probe_environment(flow.serving_python, read_json(serving))
+    for name, probe in record["probes"].items():
+        if probe["status"] != "ok":
+            note(f"{name}: {probe['status']} ({probe['source']})")
+    keep(flow, record)
+    write_json(output, record)
+
+
+def keep(flow: Workflow, record: Mapping[str, Any]) -> None:
+    """Keep a record under its digest too, which is how cells point to it: a later probe must not take it away."""
+    kept = kept_record(flow, record["digest"])
+    if not kept.exists():
+        write_json(kept, record)
+
+
+def kept_record(flow: Workflow, digest: str) -> Path:
+    """Where the record of an environment is kept."""
+    return Path(flow.path(f"environment/kept/{digest[:16]}.json"))
+
+
+def check_environment(flow: Workflow, record: Mapping[str, Any]) -> Check:
+    """What speaks against measuring an experiment in an environment."""
+    # Processes and ports of a session that is up already are its own, not a stranger's.
+    up = bool(session_status()["supervisor"])
+    return check(record, needs_of(flow.cells.plans, session_up=up), flow.expects)
+
+
+def write_check(flow: Workflow, probe: Path, output: Path, note: Note) -> None:
+    """Compare the environment with what the experiment expects; print the table; record it.
+
+    Raises:
+        UserError: it does not fit, and the config does not say `check: warn`.
+    """
+    mode = flow.experiment.check
+    result = check_environment(flow, read_json(probe))
+    for line in result.text():
+        note(line)
+    if not result.fits and mode == "fail":
+        raise UserError(
+            f"this machine does not fit the experiment: {result.summary()}",
+            where=str(flow.experiment.stack.expects or probe),
+            mend="mend what the table says, or go on in spite of it with --config check=warn",
+        )
+    if not result.fits:
+        note(f"going on in spite of it (check: warn): {result.summary()}")
+    write_json(output, result.as_json(mode))
+
+
+def environment_now(flow: Workflow, recorded: Path, serving: Mapping[str, Any], note: Note) -> Path:
+    """The record of the environment that a cell is about to run in.
+
+    That is the one that was recorded, unless this is another machine (a results folder that moved, a node of another
+    kind): then what is here is probed and kept.
+    """
+    record = read_json(recorded)
+    if "schema" not in record or record["fingerprint"] == fingerprint():
+        return recorded
+    note("this is not the machine that was probed; probing this one")
+    here = probe_environment(flow.serving_python, serving)
+    keep(flow, here)
+    return kept_record(flow, here["digest"])

@@ -188,6 +188,7 @@ def check_sources(experiment: Experiment, root: Path) -> None:
         (key, path)
         for key, path in (
             ("stack.lock", stack.lock),
+            ("stack.expects", stack.expects),
             ("model.path", model.path),
         )
         if path is not None and not (root / path).exists()

@@ -176,6 +176,9 @@ class Stack(Section):
         default_factory=dict,
         description="versions that must be found there; with `python` this is what results are keyed by",
     )
+    expects: Path | None = Field(
+        None, description="stack file that the machine and this software are checked against before any cell"
+    )
     torch_cpu_index: str = Field(
         "https://download.pytorch.org/whl/cpu",
         description="where torch's CPU build comes from when pip's own sources have none",
@@ -480,6 +483,9 @@ class Experiment(Section):
 
     experiment: Name = Field(description="its name, and the folder of its results")
     title: str = ""
+    check: Literal["fail", "warn"] = Field(
+        "fail", description="when the machine does not fit: stop before the first cell, or go on and say so"
+    )
     seed: NonNegativeInt = 0
     stack: Stack
     model: Model

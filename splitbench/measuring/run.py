@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from splitbench import __version__
+from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import digest, read_json, sha256_file, write_json, written_aside
@@ -227,7 +228,7 @@ def _measure(
                 },
                 "completed": sum(not error for error in bench["errors"]),
                 "bench_sha256": sha256_file(files.bench),
-                "environment_digest": digest(read_json(environment)),
+                "environment_digest": environment_digest(read_json(environment)),
                 "code_version": __version__,
             },
         )

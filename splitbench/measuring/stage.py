@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from splitbench.environment.stage import ensure_model, ensure_serving
+from splitbench.environment.stage import ensure_model, ensure_serving, environment_now
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import canonical_json, read_json
@@ -40,7 +40,7 @@ def measure_cell(
     cell = flow.cells[cell_id]
     owner = Owner.from_env(os.environ)
     # A results folder that moved to another machine comes without the store; both are cheap when they are there.
-    ensure_serving(flow, note)
+    serving = ensure_serving(flow, note)
     ensure_model(flow, note)
     check_cores(cell)
     state = state_folder()
@@ -54,7 +54,7 @@ def measure_cell(
         owner=owner,
         log=log.with_suffix(".client.log"),
         session_logs=Path(flow.path("logs/sessions")) / cell.layout_key,
-        environment=environment,
+        environment=environment_now(flow, environment, serving, note),
         idle_limit_s=flow.experiment.node.idle_limit_s,
         progress=note,
     )

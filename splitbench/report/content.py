@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from splitbench.environment.neighbours import strangers
 from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
 from splitbench.serving.plan import Plan
 from splitbench.statistics.clusters import Clustered, clustered_quantile
@@ -248,8 +249,15 @@ def cell_rows(measured: Measured, workload: str, metrics: Sequence[Metric]) -> l
     layouts = {layout.name: layout for layout in measured.layouts(workload)}
     ranks = {name: rank for rank, name in enumerate(layouts)}
     rows = measured.cells[measured.cells["workload"] == workload].to_dict("records")
+    others = strangers(measured.cells)
     rows.sort(key=lambda row: ranks[str(row["layout"])])
-    return [_cell_row(measured, row, layouts[str(row["layout"])], metrics) for row in rows]
+    found = [_cell_row(measured, row, layouts[str(row["layout"])], metrics) for row in rows]
+    return [
+        replace(row, reasons=(*row.reasons, ("environment", "warn", others[row.cell_id])))
+        if row.cell_id in others
+        else row
+        for row in found
+    ]
 
 
 def _cell_row(

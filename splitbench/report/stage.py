@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from splitbench import __version__
+from splitbench.environment.neighbours import strangers
+from splitbench.environment.probe import environment_digest
 from splitbench.figures.measured import Measured
 from splitbench.files import digest, read_json
 from splitbench.report.content import Report
@@ -19,6 +21,7 @@ def write_page(
     flow: Workflow,
     parts: Iterable[Path],
     probe: Path,
+    check: Path,
     statistics: Path,
     config_argument: str,
     output: Path,
@@ -29,6 +32,7 @@ def write_page(
         flow: the experiment.
         parts: folders of its cells' parts.
         probe: record of the machine and its serving software.
+        check: what came of comparing them with what the experiment expects.
         statistics: quantiles and the highest loads within the SLO.
         config_argument: how the experiment is named to snakemake.
         output: the page.
@@ -46,13 +50,17 @@ def write_page(
         figures=[Path(flow.path(f"figures/{name}")) for name in flow.figure_names],
         question=experiment.title,
         stack=_stack(flow, facts["serving"]) | {"cells measured by": _measured_by(measured)},
-        machine=_machine(facts["machine"]),
+        machine=_machine(facts["machine"]) | _environment(read_json(check), measured),
         plans=list(flow.cells.plans.values()),
         rerun=_rerun(flow, config_argument),
         code_version=__version__,
         slo=slo,
         highest_loads=loads,
-        digests={"stack": digest(flow.stack), "environment": digest(facts), "model": digest(flow.model)},
+        digests={
+            "stack": digest(flow.stack),
+            "environment": environment_digest(facts),
+            "model": digest(flow.model),
+        },
     )
     write_report(report, output)
 
@@ -94,6 +102,31 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
         "memory": f"{machine['memory']['total_bytes'] / 2**30:.1f} GiB",
         "GPUs": ", ".join(f"{gpu['index']}: {gpu['name']}" for gpu in machine["gpus"]) or "none",
     }
+
+
+def _environment(check: Mapping[str, Any], measured: Measured) -> dict[str, str]:
+    """Whether the machine fits the experiment, and whether all cells ran in one environment."""
+    bad = [
+        f"{line['name']} is {'not found' if line['found'] is None else line['found']}, expected {line['expected']}"
+        for line in check["expectations"]
+        if line["verdict"] in ("mismatch", "missing")
+    ]
+    bad += [finding["message"] for finding in check["findings"] if finding["severity"] == "error"]
+    warned = [finding["message"] for finding in check["findings"] if finding["severity"] == "warn"]
+    if check["went_on"]:
+        text = f"does not fit; measured in spite of it (check: warn): {'; '.join(bad)}"
+    else:
+        text = "fits" + (f" {check['stack']}" if check["stack"] else "")
+    facts = {"checked against the experiment": text}
+    if warned:
+        facts["to be borne in mind"] = "; ".join(warned)
+    others = strangers(measured.cells)
+    if others:
+        facts["environments"] = (
+            f"{len(others)} of {len(measured.cells)} cells were made in another environment than the rest; "
+            "what differs: splitbench environment diff"
+        )
+    return facts
 
 
 def _rerun(flow: Workflow, config_argument: str) -> list[tuple[str, str]]:

@@ -27,11 +27,13 @@ def stub_python(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "stub.pth").write_text(f"{STUB}\n", encoding="utf-8")
-    info = site / f"vllm-{STUB_VERSION}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {STUB_VERSION}\n", encoding="utf-8"
-    )
+    # By name only: the check of the environment wants what the layouts' connector needs to be installed.
+    for name, version in (("vllm", STUB_VERSION), ("nixl", "1.5.1"), ("lmcache", "0.5.6")):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
+        )
     return folder / "bin" / "python"
 
 

@@ -115,6 +115,7 @@ def test_another_stack_runs_every_cell(finished: Flow) -> None:
     assert finished.planned(config=config) == {
         "serving_environment": 1,
         "probe": 1,
+        "check": 1,
         "cell": 8,
         "part": 8,
         **AFTER_CELLS,

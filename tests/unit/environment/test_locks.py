@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The locks of serving stacks: whole, hashed, of one UCX, and free of traces of where they were made."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from splitbench.environment import serving_environment
+from splitbench.environment.needs import Needs
+from splitbench.environment.rules import findings
+from splitbench.environment.serving_environment import lock_python, read_lock
+from splitbench.environment.serving_software import dynamic_symbols, missing_symbols
+from splitbench.errors import UserError
+
+ENVS = Path(__file__).parents[3] / "envs"
+CUDA = ["serving-cuda-lmcache-0.3.10.lock", "serving-cuda.lock"]
+
+
+@pytest.mark.parametrize("name", [*CUDA, "serving-cpu.lock"])
+def test_no_address_and_no_option_stands_in_a_lock(name: str) -> None:
+    text = (ENVS / name).read_text(encoding="utf-8")
+    assert not re.search(r"^--|://", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_every_line_is_hashed_and_what_was_asked_for_is_there(name: str) -> None:
+    lock = {locked.name: locked for locked in read_lock(ENVS / name)}
+    assert all(locked.hashed for locked in lock.values()) and lock_python(ENVS / name) == "3.12"
+    asked = (ENVS / name).with_suffix(".in").read_text(encoding="utf-8")
+    pins = re.findall(r"^([\w-]+)==([\w.]+)", asked, re.MULTILINE)
+    assert len(pins) >= 3
+    assert [lock[package].version for package, _ in pins] == [version for _, version in pins]
+
+
+@pytest.mark.parametrize(("name", "cuda"), [(CUDA[0], "12.8"), (CUDA[1], "13.0")])
+def test_locks_break_no_rule_about_versions(name: str, cuda: str) -> None:
+    packages = {locked.name: locked.version for locked in read_lock(ENVS / name)}
+    software = {
+        "packages": packages,
+        "python": "3.12.3",
+        "torch": {"version": packages["torch"], "cuda": cuda},
+    }
+    record = {"machine": {"driver": {"version": "580.95.05"}}, "moment": {}, "software": software}
+    assert findings(record, Needs(kind="gpus", connectors=("lmcache", "nixl"))) == []
+
+
+def test_a_lock_for_another_python_asks_for_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = serving_environment._interpreter
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert interpreter(None, None) == interpreter(here, None) == sys.executable
+    monkeypatch.setattr(serving_environment.shutil, "which", lambda name: None)
+    assert interpreter("3.99", Path("/bin/uv")) == "3.99"
+    with pytest.raises(UserError, match=r"install python3\.99"):
+        interpreter("3.99", None)
+
+
+def test_symbols_are_read_from_real_libraries() -> None:
+    extension = next(Path(sys.prefix).glob("lib/python*/site-packages/numpy/_core/_multiarray_umath*.so"))
+    # numpy asks for nothing of torch; a C++ library of torch's kind is checked where one is installed.
+    assert missing_symbols(extension, []) == []
+    symbols = dict(dynamic_symbols(extension))
+    assert symbols[b"PyInit__multiarray_umath"] is True and symbols[b"PyObject_GetAttrString"] is False
+
+
+def test_something_else_is_no_library(tmp_path: Path) -> None:
+    (tmp_path / "x.so").write_bytes(b"#!/bin/sh\n")
+    with pytest.raises(ValueError, match="ELF"):
+        list(dynamic_symbols(tmp_path / "x.so"))
