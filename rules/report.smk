@@ -18,6 +18,18 @@ rule report:
         "../envs/workflow.yaml"
     params:
         title=flow.experiment.title,
+        language=flow.experiment.language,
         config=flow.config_argument,
     script:
         "../scripts/report.py"
+
+
+# Runs whenever it is asked for: what is left changes with every cell.
+rule plan_cost:
+    log:
+        flow.path("logs/plan_cost.log"),
+    conda:
+        "../envs/workflow.yaml"
+    localrule: True
+    script:
+        "../scripts/plan_cost.py"

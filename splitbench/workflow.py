@@ -145,10 +145,9 @@ class Workflow:
             UserError: there is no such figure.
         """
         figure, _, workload = name.partition("-")
-        settings = self.experiment.figures.get(cast(FigureName, figure))
-        if settings is None or workload not in self.experiment.workloads:
+        if figure not in self.experiment.figures or workload not in self.experiment.workloads:
             raise UserError(f"no figure '{name}'", mend=f"use one of: {', '.join(self.figure_names)}")
-        return settings.spec(cast(FigureName, figure), workload)
+        return self.experiment.figure_spec(cast(FigureName, figure), workload)
 
     def figure_text(self, name: str) -> str:
         """What a figure depends on in the config."""
@@ -156,7 +155,7 @@ class Workflow:
 
     def section(self, name: str) -> str:
         """One section of the config with its defaults."""
-        return canonical_json(getattr(self.experiment, name).model_dump(mode="json"))
+        return canonical_json(self.experiment.model_dump(mode="json", include={name})[name])
 
 
 def _from_repository(path: str) -> str:

@@ -16,6 +16,7 @@ from splitbench.errors import UserError
 from splitbench.figures.ecdf import Floats
 from splitbench.serving.plan import Budget, Kind
 from splitbench.statistics.clusters import Clustered, clustered
+from splitbench.statistics.pools import Pools
 from splitbench.tables import dataset
 
 Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms", "handoff_gap_ms"]
@@ -116,6 +117,7 @@ class Measured:
         requests: pd.DataFrame,
         tokens: Callable[[str], Tokens],
         checks: pd.DataFrame | None = None,
+        telemetry: Callable[[str], pd.DataFrame] | None = None,
     ) -> None:
         missing = [name for name in CELL_COLUMNS if name not in cells.columns]
         if missing:
@@ -135,6 +137,7 @@ class Measured:
         }
         self._no_requests = requests.iloc[:0]
         self._tokens = tokens
+        self._telemetry = telemetry
 
     @classmethod
     def from_frames(
@@ -184,7 +187,12 @@ class Measured:
             return Tokens(*(_joined([batch.column(i).to_numpy() for batch in batches]) for i in range(3)))
 
         checks = dataset.open_table(parts, "checks").to_table(columns=list(CHECK_COLUMNS))
-        return cls(cells, dataset.requests(parts).to_pandas(), of_cell, checks.to_pandas())
+
+        def samples_of(cell_id: str) -> pd.DataFrame:
+            return dataset.open_table([places[cell_id]], "telemetry").to_table().to_pandas()
+
+        requests = dataset.requests(parts).to_pandas()
+        return cls(cells, requests, of_cell, checks.to_pandas(), samples_of)
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
         """The same tables with some cells: what a figure is drawn again from."""
@@ -199,6 +207,21 @@ class Measured:
     def tokens(self, cell_id: str) -> Tokens:
         """Token rows of a cell's successful requests."""
         return self._tokens(cell_id)
+
+    def telemetry(self, cell_id: str) -> pd.DataFrame:
+        """Samples of what was watched during a cell (time_s, source, metric, value); empty where nothing was."""
+        if self._telemetry is None:
+            return pd.DataFrame({"time_s": [], "source": [], "metric": [], "value": []})
+        return self._telemetry(cell_id)
+
+    def pools(self, workload: str) -> Pools:
+        """The cells of a workload as verdicts and claims compare them."""
+        rows = self.cells[self.cells["workload"] == workload].astype(object)
+        records = rows.where(rows.notna(), None).to_dict("records")
+        return Pools(
+            ({str(key): value for key, value in record.items()} for record in records),
+            lambda ids, metric: self.units(ids, cast(Metric, metric)),
+        )
 
     def reasons(self, cell_id: str) -> list[tuple[str, str, str]]:
         """Check, outcome (`invalid` before `warn`) and reason, of the checks that a cell did not pass."""

@@ -112,13 +112,9 @@ class Distribution:
         picked = dict(
             zip(ranks.tolist(), _order_statistics(self._values, ranks, self._base, self._counts), strict=True)
         )
-        # numpy's own interpolation between the two neighbours, so that every rounding is numpy's.
-        return np.array(
-            [
-                np.quantile([picked[a], picked[b]], place - a)
-                for a, b, place in zip(below.tolist(), above.tolist(), places.tolist(), strict=True)
-            ]
-        )
+        low = np.array([picked[rank] for rank in below.tolist()])
+        high = np.array([picked[rank] for rank in above.tolist()])
+        return _between(low, high, places - below)
 
     @property
     def ecdf(self) -> Curve:
@@ -132,6 +128,13 @@ class Distribution:
         x[(x == 0) & np.signbit(x)] = -np.finfo(np.float64).smallest_subnormal
         x[np.isnan(x)] = np.inf  # the bin of infinity reaches into the bit patterns of NaN
         return Curve(x, np.cumsum(self._counts[used]) / self.n)
+
+
+def _between(low: Floats, high: Floats, share: Floats) -> Floats:
+    """Linear interpolation with every rounding as numpy's quantile has it (`_lerp` in its source)."""
+    with np.errstate(invalid="ignore"):
+        gap = high - low
+        return np.where(share >= 0.5, high - gap * (1 - share), low + gap * share)
 
 
 def _ordered_bits(values: Floats) -> npt.NDArray[np.uint64]:

@@ -63,6 +63,7 @@ def tables(
                         "verdict": "invalid" if bad else "ok",
                         "cell_digest": f"{len(cells):064x}",
                         "requests_asked": n,
+                        "duration_s": n / load * (0.2 + itl.sum(1).mean() / 1000),
                     }
                 )
                 checks.append(
@@ -86,6 +87,8 @@ def tables(
                             "handoff_gap_ms": np.where(
                                 ok & (first is not None), itl[:, 0] - np.median(itl, 1), np.nan
                             ),
+                            "itl_p99_ms": np.where(ok, np.quantile(itl, 0.99, axis=1), np.nan),
+                            "output_tokens": np.where(ok, tokens + 1, 0),
                             "e2e_ms": np.where(ok, ttft + itl.sum(1), np.nan),
                         }
                     )
