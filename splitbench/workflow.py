@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import splitbench
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
-from splitbench.figures.spec import FigureName, FigureSpec
+from splitbench.figures.spec import FigureSpec
 from splitbench.files import canonical_json, digest8
 from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
@@ -147,7 +147,7 @@ class Workflow:
         figure, _, workload = name.partition("-")
         if figure not in self.experiment.figures or workload not in self.experiment.workloads:
             raise UserError(f"no figure '{name}'", mend=f"use one of: {', '.join(self.figure_names)}")
-        return self.experiment.figure_spec(cast(FigureName, figure), workload)
+        return self.experiment.figure_spec(figure, workload)
 
     def figure_text(self, name: str) -> str:
         """What a figure depends on in the config."""

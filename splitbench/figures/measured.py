@@ -109,6 +109,8 @@ class Measured:
         requests: one row per request.
         tokens: gives the token rows of a cell, those of failed requests left out.
         checks: one row per check of a cell: why it is invalid, and its verdict where its row has none.
+        telemetry: gives what was watched during a cell.
+        itls: gives the ITLs alone, where that is quicker than whole token rows.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Measured:
         tokens: Callable[[str], Tokens],
         checks: pd.DataFrame | None = None,
         telemetry: Callable[[str], pd.DataFrame] | None = None,
+        itls: Callable[[str], Floats] | None = None,
     ) -> None:
         missing = [name for name in CELL_COLUMNS if name not in cells.columns]
         if missing:
@@ -138,6 +141,7 @@ class Measured:
         self._no_requests = requests.iloc[:0]
         self._tokens = tokens
         self._telemetry = telemetry
+        self._itls = itls
 
     @classmethod
     def from_frames(
@@ -192,7 +196,14 @@ class Measured:
             return dataset.open_table([places[cell_id]], "telemetry").to_table().to_pandas()
 
         requests = dataset.requests(parts).to_pandas()
-        return cls(cells, requests, of_cell, checks.to_pandas(), samples_of)
+        return cls(
+            cells,
+            requests,
+            of_cell,
+            checks.to_pandas(),
+            samples_of,
+            lambda cell_id: dataset.itl_values([places[cell_id]]),
+        )
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
         """The same tables with some cells: what a figure is drawn again from."""
@@ -236,8 +247,10 @@ class Measured:
         """A cell's latencies in ms, ascending and finite, and the number of its successful requests."""
         rows = self.requests(cell_id)
         rows = rows[rows["ok"].to_numpy(dtype=bool)]
-        itls = metric == "itl_ms"
-        found = self.tokens(cell_id).itl_ms if itls else rows[metric].to_numpy(dtype=np.float64)
+        if metric != "itl_ms":
+            found = rows[metric].to_numpy(dtype=np.float64)
+        else:
+            found = self._itls(cell_id) if self._itls else self.tokens(cell_id).itl_ms
         found = found[np.isfinite(found)]
         return np.sort(found), len(rows)
 

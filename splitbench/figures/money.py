@@ -222,8 +222,8 @@ def _pareto_line(ax: Axes, mine: pd.DataFrame, stroke: dict[str, Any]) -> None:
                 ax.plot(*line, color=stroke["color"], linewidth=0.8, zorder=2)
         ax.plot([x], [y], zorder=4, **mark_style(50, stroke["color"], bool(row["supported"])))
         if row["concurrency"] in named:
-            at = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 6.5}
-            ax.annotate(f"c={row['concurrency']:g}", (x, y), **at)
+            name = f"c={row['concurrency']:g}"
+            ax.annotate(name, (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6.5)
     bad = mine[~mine["valid"]]
     ax.plot(bad["user_tokens_s"], bad["value"], color=stroke["color"], zorder=5, **INVALID)
 

@@ -176,8 +176,8 @@ def _found(figure: Mapping[str, Any]) -> str:
     if "reference_load" in figure:
         return f"c={figure['load']:g} / c={figure['reference_load']:g}"
     if figure.get("percentile") is not None:
-        low, high = figure["low_percentile"] or 0, figure["high_percentile"] or 100
-        return f"P{figure['percentile']:.4g} [P{low:.4g}–P{high:.4g}]"
+        ends = figure["low_percentile"] or 0, figure["high_percentile"] or 100
+        return f"P{figure['percentile']:.4g} [P{ends[0]:.4g}–P{ends[1]:.4g}]"
     return "–"
 
 

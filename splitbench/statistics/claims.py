@@ -390,12 +390,10 @@ def _stairs(test: ClaimTest, pools: Pools, loads: Sequence[float], metric: str, 
         gate = Gate(0.5, sample.requests, STEPS_NEED)
         outcome = decided(steps.count, steps.low, steps.high, lambda n: n >= wanted, gate.supported)
         facts = {"steps": steps.count, "low_steps": steps.low, "high_steps": steps.high}
-        reason = _why(outcome, gate, "steps", steps.low, steps.high)
+        why = _why(outcome, gate, "steps", steps.low, steps.high)
         reads = YES if steps.count >= wanted else NO
         found.append(
-            _figure(
-                test, metric, outcome, reads, load=load, n=gate.n, needs=gate.needs, reason=reason, **facts
-            )
+            _figure(test, metric, outcome, reads, load=load, n=gate.n, needs=gate.needs, reason=why, **facts)
         )
     return found
 

@@ -333,7 +333,7 @@ def input_break_even(found: Sequence[Mapping[str, Any]], pools: Pools) -> list[d
         known = [(at, one) for at, one in sorted(line, key=lambda p: p[0]) if one["change"] is not None]
         if len({at for at, _ in known}) < 2:
             continue
-        place = break_even(
+        turn = break_even(
             [at for at, _ in known],
             [one["change"] for _, one in known],
             [Interval(_end(one["low"], -1), _end(one["high"], 1)) for _, one in known],
@@ -347,10 +347,10 @@ def input_break_even(found: Sequence[Mapping[str, Any]], pools: Pools) -> list[d
                 "statistic": known[0][1]["statistic"],
                 "load": load,
                 "output_tokens": output,
-                "at": None if place.at is None else finite(place.at),
-                "low": None if place.interval is None else finite(place.interval.low),
-                "high": None if place.interval is None else finite(place.interval.high),
-                "better_below": "reference" if place.better_below == "a" else "layout",
+                "at": None if turn.at is None else finite(turn.at),
+                "low": None if turn.interval is None else finite(turn.interval.low),
+                "high": None if turn.interval is None else finite(turn.interval.high),
+                "better_below": "reference" if turn.better_below == "a" else "layout",
                 "places": len(known),
                 "supported": all(one["supported"] for _, one in known),
             }
