@@ -11,7 +11,12 @@ rule report:
         probe=ancient(rules.probe.output[0]),
         figures=figure_files(),
     output:
-        flow.path("report.html"),
+        report(
+            flow.path("report.html"),
+            caption="../docs/captions/report.rst",
+            category="Report",
+            labels={"page": "verdict, claims, figures, cells"},
+        ),
     log:
         flow.path("logs/report.log"),
     conda:
@@ -28,8 +33,8 @@ rule report:
 rule plan_cost:
     log:
         flow.path("logs/plan_cost.log"),
+    localrule: True
     conda:
         "../envs/workflow.yaml"
-    localrule: True
     script:
         "../scripts/plan_cost.py"

@@ -22,7 +22,7 @@ from splitbench.figures.measured import Metric, Sample
 from splitbench.figures.sheet import Entry
 from splitbench.figures.spec import FigureSpec, Window
 from splitbench.figures.style import NEUTRAL, SLO_COLOUR, percentile_marker, percentile_name
-from splitbench.statistics.quantiles import quantiles, sample_gate
+from splitbench.statistics.quantiles import sample_gate, sorted_quantiles
 
 METRIC_AXES: dict[Metric, str] = {
     "itl_ms": "Inter-token latency (ms)",
@@ -84,7 +84,9 @@ def marks(sample: Sample, percentiles: Iterable[float]) -> list[Mark]:
     gates = [sample_gate(level, sample.requests) for level in levels]
     return [
         Mark(percentile, float(value), gate.supported, gate.needs)
-        for percentile, value, gate in zip(percentiles, quantiles(sample.values, levels), gates, strict=True)
+        for percentile, value, gate in zip(
+            percentiles, sorted_quantiles(sample.values, levels), gates, strict=True
+        )
     ]
 
 

@@ -31,7 +31,7 @@ from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import NEUTRAL, SLO_COLOUR, layout_strokes, percentile_name, styled
 from splitbench.statistics.clusters import clustered_quantile
-from splitbench.statistics.quantiles import quantiles
+from splitbench.statistics.quantiles import sorted_quantiles
 
 INVALID: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4.5, "markeredgewidth": 0.9}
 
@@ -157,7 +157,7 @@ def _row(measured: Measured, sample: Sample, percentile: float) -> dict[str, obj
     interval = None
     if found and found[0].supported and sample.valid:
         interval = clustered_quantile(measured.units(sample.cells, sample.metric), percentile / 100).interval
-    each = [float(quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
+    each = [float(sorted_quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
     return {
         **about(sample),
         "repeats": len(sample.parts),

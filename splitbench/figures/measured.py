@@ -150,6 +150,7 @@ class Measured:
         requests: pd.DataFrame,
         tokens: pd.DataFrame,
         checks: pd.DataFrame | None = None,
+        telemetry: Callable[[str], pd.DataFrame] | None = None,
     ) -> Measured:
         """From whole tables in memory; token rows of a cell need not be neighbours."""
         tokens = tokens[tokens["ok"].to_numpy(dtype=bool)]
@@ -170,7 +171,7 @@ class Measured:
             span = spans.get(cell_id, empty)
             return Tokens(*(column[span] for column in columns))
 
-        return cls(cells, requests, of_cell, checks)
+        return cls(cells, requests, of_cell, checks, telemetry)
 
     @classmethod
     def from_folders(cls, folders: Iterable[Path]) -> Measured:

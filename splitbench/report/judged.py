@@ -176,8 +176,8 @@ def _found(figure: Mapping[str, Any]) -> str:
     if "reference_load" in figure:
         return f"c={figure['load']:g} / c={figure['reference_load']:g}"
     if figure.get("percentile") is not None:
-        ends = figure["low_percentile"] or 0, figure["high_percentile"] or 100
-        return f"P{figure['percentile']:.4g} [P{ends[0]:.4g}–P{ends[1]:.4g}]"
+        bounds = figure["low_percentile"] or 0, figure["high_percentile"] or 100
+        return f"P{figure['percentile']:.4g} [P{bounds[0]:.4g}–P{bounds[1]:.4g}]"
     return "–"
 
 

@@ -130,6 +130,22 @@ class Distribution:
         return Curve(x, np.cumsum(self._counts[used]) / self.n)
 
 
+def sorted_quantiles(values: Floats, ps: Sequence[float]) -> Floats:
+    """`quantiles` of values that ascend already: a look-up, whatever their number.
+
+    Args:
+        values: ascending, finite.
+        ps: levels from 0 to 1.
+    """
+    levels = np.asarray(ps, dtype=np.float64)
+    if not len(values):
+        return np.full(len(levels), np.nan)
+    places = levels * (len(values) - 1)
+    below = np.floor(places).astype(np.int64)
+    above = np.minimum(below + 1, len(values) - 1)
+    return _between(values[below], values[above], places - below)
+
+
 def _between(low: Floats, high: Floats, share: Floats) -> Floats:
     """Linear interpolation with every rounding as numpy's quantile has it (`_lerp` in its source)."""
     with np.errstate(invalid="ignore"):

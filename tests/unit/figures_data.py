@@ -110,3 +110,23 @@ def tables(
         "tokens": pd.concat(gaps, ignore_index=True),
         "checks": pd.DataFrame(checks),
     }
+
+
+def watched(cell_id: str) -> pd.DataFrame:
+    """Telemetry of a cell: one metric of an engine, one of the client, one that stands still."""
+    time = np.arange(20.0)
+    names = [("engine:decode0", "running_requests"), ("client", "cpu_percent"), ("host", "still")]
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "time_s": time,
+                    "source": source,
+                    "metric": metric,
+                    "value": 3.0 if metric == "still" else time % 7 + len(cell_id) % 3,
+                }
+            )
+            for source, metric in names
+        ],
+        ignore_index=True,
+    )

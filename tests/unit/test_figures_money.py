@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
-from figures_data import tables
+from figures_data import tables, watched
 
 from splitbench.errors import UserError
 from splitbench.figures.gallery import Drawn, FigureSpec, Measured, draw, draw_again, lineage, write_figure
@@ -28,34 +27,9 @@ NEW: dict[str, dict[str, Any]] = {
 }
 
 
-def watched(cell_id: str) -> pd.DataFrame:
-    time = np.arange(20.0)
-    names = [("engine:decode0", "running_requests"), ("client", "cpu_percent"), ("host", "still")]
-    return pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "time_s": time,
-                    "source": source,
-                    "metric": metric,
-                    "value": 3.0 if metric == "still" else time % 7 + len(cell_id) % 3,
-                }
-            )
-            for source, metric in names
-        ],
-        ignore_index=True,
-    )
-
-
 def measured(**more: Any) -> Measured:
     found = tables(**{"repeats": 3, "invalid": (("pd-tp2", 8),), **more})
-    return Measured(
-        found["cells"],
-        found["requests"],
-        Measured.from_frames(found["cells"], found["requests"], found["tokens"]).tokens,
-        found["checks"],
-        watched,
-    )
+    return Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"], watched)
 
 
 def drawn(figure: str, m: Measured | None = None, **more: Any) -> Drawn:

@@ -209,3 +209,16 @@ def test_a_deleted_result_runs_one_cell(finished: Flow, tmp_path: Path) -> None:
     victim = sorted(copy.results.glob("cells/*/*/*/*/bench.json"))[0]
     victim.unlink()
     assert copy.planned() == {"cell": 1, "part": 1, **AFTER_CELLS}
+
+
+def test_snakemakes_own_report_has_captions_and_categories(finished: Flow) -> None:
+    done = finished.run("--report", "snakemake-report.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (finished.folder / "snakemake-report.html").read_text(encoding="utf-8")
+    for text in (
+        "itl_of_layouts-long",
+        "drawn from the cells that its sidecar lists",
+        '"Figures"',
+        '"Report"',
+    ):
+        assert text in page
