@@ -2,16 +2,17 @@
 # make demo: from a fresh checkout to the first CDF on real engines, without a GPU.
 # make test: everything that must hold, real engines included.
 # Both set up what they need, may be repeated, and may be interrupted.
+# make browser: Chromium for the test of the report page; make test tries it, and says so where it may not.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check env lock clean
+.PHONY: demo test check env lock clean browser
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
 
-test: .venv/dev.complete check
+test: .venv/dev.complete check browser
 	$(BIN)/python -m pytest
 
 check: .venv/dev.complete
@@ -20,6 +21,16 @@ check: .venv/dev.complete
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
+
+# Debian's own package, and fonts for both languages; without the right to install, the test is skipped and says why.
+browser:
+	@for name in chromium chromium-browser google-chrome; do \
+	  command -v $$name >/dev/null && exit 0; done; \
+	if [ -n "$$SPLITBENCH_CHROMIUM" ]; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
+	    chromium fonts-dejavu-core fonts-noto-cjk >/dev/null; \
+	else echo "make browser: no Chromium, and this user may not install it; the page's test will be skipped"; fi
 
 env: .venv/workflow.complete
 

@@ -65,6 +65,10 @@ def figure_slice(wildcards):
     return flow.figure_text(wildcards.figure)
 
 
+def figure_workload(wildcards):
+    return wildcards.figure.partition("-")[2]
+
+
 def figure_files():
     return [flow.path(f"figures/{name}.png") for name in flow.figure_names]
 

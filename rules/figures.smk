@@ -13,6 +13,7 @@ rule figure:
             flow.path("figures/{figure}.png"),
             caption="../docs/captions/figure.rst",
             category="Figures",
+            subcategory=figure_workload,
             labels={"figure": "{figure}"},
         ),
         pdf=flow.path("figures/{figure}.pdf"),

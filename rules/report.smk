@@ -12,13 +12,30 @@ rule report:
         check=rules.check.output[0],
         figures=figure_files(),
     output:
-        flow.path("report.html"),
+        report(
+            flow.path("report.html"),
+            caption="../docs/captions/report.rst",
+            category="Report",
+            labels={"page": "verdict, claims, figures, cells"},
+        ),
     log:
         flow.path("logs/report.log"),
     conda:
         "../envs/workflow.yaml"
     params:
         title=flow.experiment.title,
+        language=flow.experiment.language,
         config=flow.config_argument,
     script:
         "../scripts/report.py"
+
+
+# Runs whenever it is asked for: what is left changes with every cell.
+rule plan_cost:
+    log:
+        flow.path("logs/plan_cost.log"),
+    localrule: True
+    conda:
+        "../envs/workflow.yaml"
+    script:
+        "../scripts/plan_cost.py"

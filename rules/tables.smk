@@ -57,5 +57,7 @@ rule statistics:
         "../envs/workflow.yaml"
     params:
         slo=flow.section("slo"),
+        margin_percent=flow.section("margin_percent"),
+        claims=flow.section("claims"),
     script:
         "../scripts/statistics.py"

@@ -12,4 +12,6 @@ with script(snakemake.log[0]):
         read_listing(Path(snakemake.input.parts)),
         json.loads(snakemake.params.slo),
         Path(snakemake.output[0]),
+        margin_percent=json.loads(snakemake.params.margin_percent),
+        claims=json.loads(snakemake.params.claims),
     )

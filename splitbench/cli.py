@@ -15,6 +15,7 @@ from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
 from splitbench.experiment.models import Experiment
+from splitbench.measuring.estimate import estimate
 from splitbench.measuring.stage import places
 from splitbench.serving import commands as sessions
 from splitbench.serving.session import SessionRequest
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     up.add_argument("layout")
     up.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
     up.set_defaults(run=_up)
+    cost = commands.add_parser(
+        "estimate", help="cells, wall time, accelerator hours and samples before a run"
+    )
+    cost.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
+    cost.set_defaults(run=_estimate)
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
         commands.choices[name].set_defaults(run=sessions.run)
@@ -83,6 +89,13 @@ def schema_text() -> str:
 def _config_schema(arguments: argparse.Namespace) -> int:
     del arguments
     sys.stdout.write(schema_text())
+    return 0
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    flow = Workflow(read_yaml(arguments.configfile), [arguments.configfile])
+    for line in estimate(flow).lines():
+        print(line)
     return 0
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import splitbench
 from splitbench.environment.expectations import read_stack_file
@@ -25,7 +25,7 @@ from splitbench.environment.needs import needs_of
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
-from splitbench.figures.spec import FigureName, FigureSpec
+from splitbench.figures.spec import FigureSpec
 from splitbench.files import canonical_json, digest8
 from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
@@ -150,10 +150,9 @@ class Workflow:
             UserError: there is no such figure.
         """
         figure, _, workload = name.partition("-")
-        settings = self.experiment.figures.get(cast(FigureName, figure))
-        if settings is None or workload not in self.experiment.workloads:
+        if figure not in self.experiment.figures or workload not in self.experiment.workloads:
             raise UserError(f"no figure '{name}'", mend=f"use one of: {', '.join(self.figure_names)}")
-        return settings.spec(cast(FigureName, figure), workload)
+        return self.experiment.figure_spec(figure, workload)
 
     def figure_text(self, name: str) -> str:
         """What a figure depends on in the config."""
@@ -161,8 +160,9 @@ class Workflow:
 
     def section(self, name: str, without: frozenset[str] = frozenset()) -> str:
         """One section of the config with its defaults, less some of its keys."""
-        values = getattr(self.experiment, name).model_dump(mode="json")
-        return canonical_json({key: value for key, value in values.items() if key not in without})
+        values = self.experiment.model_dump(mode="json", include={name})[name]
+        kept = {key: value for key, value in values.items() if key not in without} if without else values
+        return canonical_json(kept)
 
     def check_text(self) -> str:
         """What the check of the environment depends on: expectations, needs, and what follows a mismatch.

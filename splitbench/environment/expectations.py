@@ -201,7 +201,7 @@ def _gib(value: Any) -> float | None:
 
 def _ofed(facts: Facts) -> Value:
     packages = facts.machine.get("packages") or {}
-    named = next(
+    named: Value = next(
         (packages[name] for name in ("doca-ofed", "doca-all", "mlnx-ofed-all") if name in packages), None
     )
     return named or _section(facts.machine, "ofed", "version")

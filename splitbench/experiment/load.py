@@ -128,6 +128,7 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                         "rename one",
                     )
                 )
+    problems += _claim_checks(experiment)
     longest = experiment.model.synthetic.max_model_len if experiment.model.synthetic is not None else None
     for name, workload in experiment.workloads.items():
         asked = workload.input_tokens + workload.output_tokens
@@ -172,6 +173,30 @@ def sharing_problem(
     if memory > 1:
         return f"the memory shares of {device} sum to {memory:g}", "let them sum to less than 1"
     return None
+
+
+def _claim_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
+    """Claims may only name what the experiment has: a misspelt one would never be judged."""
+    problems: list[tuple[Location, str, str]] = []
+    for name, claim in experiment.claims.items():
+        for index, test in enumerate(claim.tests):
+            place: Location = ("claims", name, "tests", index)
+            for key, known in (("layout", experiment.layouts), ("reference", experiment.layouts)):
+                given = getattr(test, key)
+                if given is not None and given not in known:
+                    problems.append(
+                        ((*place, key), f"no layout '{given}'", f"use one of: {', '.join(known)}")
+                    )
+            for key in ("workload", "other_workload"):
+                given = getattr(test, key)
+                if given is not None and given not in experiment.workloads:
+                    mend = f"use one of: {', '.join(experiment.workloads)}"
+                    problems.append(((*place, key), f"no workload '{given}'", mend))
+            unknown = [c for c in test.concurrency if c not in experiment.matrix.concurrency]
+            if unknown:
+                mend = "add it to matrix.concurrency or take it out here"
+                problems.append(((*place, "concurrency"), f"no cell has concurrency {unknown[0]}", mend))
+    return problems
 
 
 def check_sources(experiment: Experiment, root: Path) -> None:

@@ -21,7 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from splitbench.figures.spec import FigureName, FigureSpec, Window
+from splitbench.experiment.claims import Claim
+from splitbench.figures.spec import FigureName, FigureSpec, Limits, Window
 from splitbench.serving.plan import Connector, FirstToken, Router
 from splitbench.serving.synthetic_model import SyntheticModel
 
@@ -431,6 +432,21 @@ class Slo(Section):
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
 
 
+class Price(Section):
+    """What an accelerator costs; without a price, cost is given in accelerator hours."""
+
+    per_accelerator_hour: PositiveFloat
+    currency: str = "USD"
+
+
+class Rates(Section):
+    """Rates for an estimate before anything was measured; each stated one is used until cells tell better."""
+
+    startup_s: PositiveFloat = Field(300.0, description="one bring-up of a layout")
+    prefill_tokens_per_s: PositiveFloat | None = Field(None, description="prompt tokens of one layout")
+    itl_ms: PositiveFloat | None = Field(None, description="between two tokens of one answer")
+
+
 class Thresholds(Section):
     """When a cell counts; the defaults and their reasons are in docs/method.md."""
 
@@ -458,8 +474,8 @@ class FigureSettings(Section):
         "auto", description="3.5 inches, 7 inches, or what it needs"
     )
 
-    def spec(self, figure: FigureName, workload: str) -> FigureSpec:
-        """One figure of one workload."""
+    def spec(self, figure: FigureName, workload: str, **shared: Any) -> FigureSpec:
+        """One figure of one workload; `shared` is what it takes from other sections."""
         return FigureSpec(
             figure=figure,
             workload=workload,
@@ -470,6 +486,7 @@ class FigureSettings(Section):
             percentiles=self.percentiles,
             slo_ms=self.slo_ms,
             width=self.width,
+            **shared,
         )
 
 
@@ -495,7 +512,27 @@ class Experiment(Section):
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
     matrix: Matrix
     slo: Slo = Slo()
+    margin_percent: PositiveFloat = Field(
+        5.0, description="a difference counts for a verdict only if it is surely larger than this"
+    )
+    price: Price | None = Field(None, description="of an accelerator, for costs")
+    claims: dict[Name, Claim] = Field(
+        default_factory=dict, description="expectations that the report judges, by name"
+    )
+    rates: Rates = Field(default_factory=Rates, description="for estimates before the first cell")
+    language: Literal["en", "ja"] = Field("en", description="of the report")
     thresholds: Thresholds = Thresholds()
     figures: dict[FigureName, FigureSettings] = Field(
         default_factory=_default_figures, description="which figures are drawn for every workload, and how"
     )
+
+    def figure_spec(self, figure: FigureName, workload: str) -> FigureSpec:
+        """What a figure shows. Only those that show the SLO, a price or the margin depend on them."""
+        shared: dict[str, Any] = {}
+        if figure in ("goodput", "cost"):
+            shared["limits"] = Limits(itl_ms=self.slo.itl_ms, ttft_ms=self.slo.ttft_ms)
+        if figure == "cost" and self.price is not None:
+            shared |= {"price_per_hour": self.price.per_accelerator_hour, "currency": self.price.currency}
+        if figure == "break_even":
+            shared["margin_percent"] = self.margin_percent
+        return self.figures[figure].spec(figure, workload, **shared)

@@ -22,7 +22,7 @@ from splitbench.figures.measured import Metric, Sample
 from splitbench.figures.sheet import Entry
 from splitbench.figures.spec import FigureSpec, Window
 from splitbench.figures.style import NEUTRAL, SLO_COLOUR, percentile_marker, percentile_name
-from splitbench.statistics.quantiles import quantiles, sample_gate
+from splitbench.statistics.quantiles import sample_gate, sorted_quantiles
 
 METRIC_AXES: dict[Metric, str] = {
     "itl_ms": "Inter-token latency (ms)",
@@ -84,7 +84,9 @@ def marks(sample: Sample, percentiles: Iterable[float]) -> list[Mark]:
     gates = [sample_gate(level, sample.requests) for level in levels]
     return [
         Mark(percentile, float(value), gate.supported, gate.needs)
-        for percentile, value, gate in zip(percentiles, quantiles(sample.values, levels), gates, strict=True)
+        for percentile, value, gate in zip(
+            percentiles, sorted_quantiles(sample.values, levels), gates, strict=True
+        )
     ]
 
 
@@ -260,29 +262,36 @@ def dress_x(ax: Axes, extent: Extent, label: str) -> None:
     ax.set_xlabel(label, labelpad=2)
 
 
+def about(sample: Sample) -> dict[str, Any]:
+    """Columns that every figure's data begins with."""
+    return {
+        "metric": sample.metric,
+        "layout": sample.layout.name,
+        "kind": sample.layout.kind,
+        "budget": sample.layout.budget,
+        "concurrency": sample.concurrency,
+        "valid": sample.valid,
+        "requests": sample.requests,
+        "samples": sample.values.size,
+    }
+
+
 def data_frame(samples: Sequence[Sample], extent: Extent, spec: FigureSpec) -> pd.DataFrame:
     """Every drawn corner and percentile: one row each, in drawing order."""
     frames: list[pd.DataFrame] = []
     for sample in samples:
-        about = {
-            "metric": sample.metric,
-            "layout": sample.layout.name,
-            "kind": sample.layout.kind,
-            "budget": sample.layout.budget,
-            "concurrency": sample.concurrency,
-            "valid": sample.valid,
-            "requests": sample.requests,
-            "samples": sample.values.size,
-        }
+        columns = about(sample)
         if not sample.values.size:
             frames.append(
                 pd.DataFrame(
-                    [{**about, "what": "nothing", "x_ms": np.nan, "share": np.nan, "supported": False}]
+                    [{**columns, "what": "nothing", "x_ms": np.nan, "share": np.nan, "supported": False}]
                 )
             )
             continue
         x, share = drawn_steps(sample.values, extent)
-        frames.append(pd.DataFrame({**about, "what": "curve", "x_ms": x, "share": share, "supported": True}))
+        frames.append(
+            pd.DataFrame({**columns, "what": "curve", "x_ms": x, "share": share, "supported": True})
+        )
         if sample.valid:
             found = marks(sample, spec.percentiles)
             rows = {
@@ -291,7 +300,7 @@ def data_frame(samples: Sequence[Sample], extent: Extent, spec: FigureSpec) -> p
                 "share": [mark.percentile / 100 for mark in found],
                 "supported": [mark.supported for mark in found],
             }
-            frames.append(pd.DataFrame({**about, **rows}))
+            frames.append(pd.DataFrame({**columns, **rows}))
     return pd.concat(frames, ignore_index=True)
 
 

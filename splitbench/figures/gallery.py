@@ -12,7 +12,11 @@ from splitbench.figures.curves import Drawn
 from splitbench.figures.interference import timeline
 from splitbench.figures.load import against_concurrency
 from splitbench.figures.measured import Measured
+from splitbench.figures.money import money, throughput_interactivity
 from splitbench.figures.spec import FIGURE_NAMES, FigureName, FigureSpec, Window
+from splitbench.figures.spread import variance_bars
+from splitbench.figures.turning import break_even_lines
+from splitbench.figures.watched import telemetry
 from splitbench.figures.writer import lineage, spec_of, write_figure
 
 __all__ = [
@@ -41,6 +45,12 @@ _DRAWERS: Mapping[FigureName, Callable[[Measured, FigureSpec], Drawn]] = {
     "itl_against_concurrency": lambda m, s: against_concurrency(m, s, metric="itl_ms"),
     "ttft_against_concurrency": lambda m, s: against_concurrency(m, s, metric="ttft_ms"),
     "interference": timeline,
+    "goodput": lambda m, s: money(m, s, what="goodput"),
+    "cost": lambda m, s: money(m, s, what="cost"),
+    "throughput_interactivity": throughput_interactivity,
+    "variance_split": variance_bars,
+    "break_even": break_even_lines,
+    "telemetry": telemetry,
 }
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,20 +19,21 @@ from splitbench.figures.curves import (
     METRIC_SHORT,
     Drawn,
     Mark,
+    about,
     cells_of,
     mark_entries,
     mark_style,
     marks,
     samples_sentence,
 )
-from splitbench.figures.measured import Measured, Metric, Sample
+from splitbench.figures.measured import Layout, Measured, Metric, Sample
 from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import NEUTRAL, SLO_COLOUR, layout_strokes, percentile_name, styled
 from splitbench.statistics.clusters import clustered_quantile
-from splitbench.statistics.quantiles import quantiles
+from splitbench.statistics.quantiles import sorted_quantiles
 
-_INVALID: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4.5, "markeredgewidth": 0.9}
+INVALID: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4.5, "markeredgewidth": 0.9}
 
 
 def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric) -> Drawn:
@@ -66,48 +69,17 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
     name, short = percentile_name(percentile), METRIC_SHORT[metric]
     with styled():
         strokes = layout_strokes(layouts)
-        entries: list[Entry] = [
-            (Line2D([], [], marker="o", markersize=3, **strokes[layout.name]), layout.words)
-            for layout in layouts
-        ]
         title = spec.title or f"{name} {short} against concurrency, workload {spec.workload}"
         width = {"auto": None, "column": COLUMN_IN, "page": PAGE_IN}[spec.width]
         figure, ((ax,),) = sheet(
-            [[Panel("", entries)]],
+            [[Panel("", layout_entries(layouts, strokes))]],
             title=title,
             key=_key(data, spec),
             axes_height_in=2.0,
             width_in=width,
         )
-        for layout in layouts:
-            stroke = strokes[layout.name]
-            mine = data[(data["layout"] == layout.name) & data["value_ms"].notna()]
-            valid = mine[mine["valid"]]
-            ax.plot(valid["concurrency"], valid["value_ms"], **stroke)
-            ranged = valid[np.isfinite(valid["low_ms"]) & np.isfinite(valid["high_ms"])]
-            ax.errorbar(
-                ranged["concurrency"],
-                ranged["value_ms"],
-                yerr=[
-                    (ranged["value_ms"] - ranged["low_ms"]).clip(lower=0),
-                    (ranged["high_ms"] - ranged["value_ms"]).clip(lower=0),
-                ],
-                linestyle="none",
-                ecolor=stroke["color"],
-                elinewidth=0.8,
-                capsize=2,
-            )
-            for row in valid.to_dict("records"):
-                style = mark_style(percentile, stroke["color"], bool(row["supported"]))
-                ax.plot([row["concurrency"]], [row["value_ms"]], zorder=4, **style)
-            bad = mine[~mine["valid"]]
-            ax.plot(bad["concurrency"], bad["value_ms"], color=stroke["color"], zorder=4, **_INVALID)
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_locator(FixedLocator(loads))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.set_xlim(loads[0] / 1.2, loads[-1] * 1.2)
-        ax.set_xlabel("Concurrency (requests in flight)", labelpad=2)
+        draw_lines(ax, data, layouts, strokes, Shown("value_ms", "low_ms", "high_ms", percentile))
+        dress_loads(ax, loads)
         ax.set_ylabel(METRIC_AXES[metric].replace(" (ms)", f", {name} (ms)"))
         _dress_y(ax, data, spec)
     cells, invalid = cells_of(samples)
@@ -120,21 +92,74 @@ def against_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric)
     return Drawn(figure, spec, data, " ".join(caption.split()), cells, invalid)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Which columns are drawn, and as which percentile's marker (a circle where it is none)."""
+
+    value: str
+    low: str
+    high: str
+    percentile: float = 50.0
+
+
+def draw_lines(
+    ax: Axes,
+    data: pd.DataFrame,
+    layouts: Sequence[Layout],
+    strokes: Mapping[str, dict[str, Any]],
+    shown: Shown,
+) -> None:
+    """A line per layout through its valid points with intervals; invalid ones are crosses that no line touches."""
+    for layout in layouts:
+        stroke = strokes[layout.name]
+        mine = data[(data["layout"] == layout.name) & np.isfinite(data[shown.value])]
+        valid = mine[mine["valid"]]
+        ax.plot(valid["concurrency"], valid[shown.value], **stroke)
+        ranged = valid[np.isfinite(valid[shown.low]) & np.isfinite(valid[shown.high])]
+        ax.errorbar(
+            ranged["concurrency"],
+            ranged[shown.value],
+            yerr=[
+                (ranged[shown.value] - ranged[shown.low]).clip(lower=0),
+                (ranged[shown.high] - ranged[shown.value]).clip(lower=0),
+            ],
+            linestyle="none",
+            ecolor=stroke["color"],
+            elinewidth=0.8,
+            capsize=2,
+        )
+        for row in valid.to_dict("records"):
+            style = mark_style(shown.percentile, stroke["color"], bool(row["supported"]))
+            ax.plot([row["concurrency"]], [row[shown.value]], zorder=4, **style)
+        bad = mine[~mine["valid"]]
+        ax.plot(bad["concurrency"], bad[shown.value], color=stroke["color"], zorder=5, **INVALID)
+
+
+def dress_loads(ax: Axes, loads: Sequence[int]) -> None:
+    """The axis of concurrencies: one tick each, doubled loads at equal distances."""
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(list(loads)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set_xlim(loads[0] / 1.2, loads[-1] * 1.2)
+    ax.set_xlabel("Concurrency (requests in flight)", labelpad=2)
+
+
+def layout_entries(layouts: Sequence[Layout], strokes: Mapping[str, dict[str, Any]]) -> list[Entry]:
+    """Legend of lines by layout."""
+    return [
+        (Line2D([], [], marker="o", markersize=3, **strokes[layout.name]), layout.words) for layout in layouts
+    ]
+
+
 def _row(measured: Measured, sample: Sample, percentile: float) -> dict[str, object]:
     found = marks(sample, [percentile])
     interval = None
     if found and found[0].supported and sample.valid:
         interval = clustered_quantile(measured.units(sample.cells, sample.metric), percentile / 100).interval
-    each = [float(quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
+    each = [float(sorted_quantiles(part, [percentile / 100])[0]) for part in sample.parts if part.size]
     return {
-        "metric": sample.metric,
-        "layout": sample.layout.name,
-        "kind": sample.layout.kind,
-        "budget": sample.layout.budget,
-        "concurrency": sample.concurrency,
-        "valid": sample.valid,
-        "requests": sample.requests,
-        "samples": sample.values.size,
+        **about(sample),
         "repeats": len(sample.parts),
         "percentile": percentile,
         "value_ms": found[0].value_ms if found else float("nan"),
@@ -179,7 +204,7 @@ def _key(data: pd.DataFrame, spec: FigureSpec) -> list[Entry]:
             (Line2D([], [], color=NEUTRAL, linewidth=0.8, marker="|", markersize=4), "95 % interval")
         )
     if (~data["valid"]).any():
-        entries.append((Line2D([], [], color=NEUTRAL, **_INVALID), "invalid cell: no result"))
+        entries.append((Line2D([], [], color=NEUTRAL, **INVALID), "invalid cell: no result"))
     if spec.slo_ms is not None:
         entries.append((Line2D([], [], color=SLO_COLOUR, linewidth=0.8), f"SLO {spec.slo_ms:g} ms"))
     return entries

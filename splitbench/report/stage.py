@@ -14,6 +14,7 @@ from splitbench.figures.measured import Measured
 from splitbench.files import digest, read_json
 from splitbench.report.content import Report
 from splitbench.report.page import write_report
+from splitbench.report.words import Words
 from splitbench.workflow import Workflow
 
 
@@ -43,7 +44,9 @@ def write_page(
     facts = read_json(probe)
     experiment = flow.experiment
     measured = Measured.from_folders(parts)
-    slo, loads = _slo(read_json(statistics))
+    words = Words(experiment.language)
+    found = read_json(statistics)
+    slo, loads = _slo(found, words)
     report = Report(
         experiment=experiment.experiment,
         measured=measured,
@@ -52,7 +55,13 @@ def write_page(
         stack=_stack(flow, facts["serving"]) | {"cells measured by": _measured_by(measured)},
         machine=_machine(facts["machine"]) | _environment(read_json(check), measured),
         plans=list(flow.cells.plans.values()),
-        rerun=_rerun(flow, config_argument),
+        rerun=_rerun(config_argument, words),
+        rerun_figure=f"{_command(config_argument)} --force {flow.path('figures/{figure}.png')}",
+        margin_percent=experiment.margin_percent,
+        verdicts=found["verdicts"],
+        break_even_input=found["break_even_input"],
+        claims=found["claims"],
+        language=experiment.language,
         code_version=__version__,
         slo=slo,
         highest_loads=loads,
@@ -78,7 +87,7 @@ def _measured_by(measured: Measured) -> str:
     return text if versions == [__version__] else f"{text} (this page is by {__version__})"
 
 
-def _slo(statistics: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[str, str]]]:
     slo = statistics["slo"]
     names = {"itl_ms": "ITL", "ttft_ms": "TTFT"}
     limits = [f"{names[key]} {slo[key]:g} ms" for key in names if slo.get(key) is not None]
@@ -86,12 +95,14 @@ def _slo(statistics: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
         return "", []
     loads = [
         (
-            f"{found['layout']}, workload {found['workload']}",
-            "none" if found["concurrency"] is None else f"concurrency {found['concurrency']}",
+            words("slo_name", layout=found["layout"], workload=found["workload"]),
+            words("slo_none")
+            if found["concurrency"] is None
+            else words("slo_load", load=found["concurrency"]),
         )
         for found in statistics["highest_load"]
     ]
-    return f"{' and '.join(limits)} at P{slo['percentile']:g}", loads
+    return words("slo_at", limits=words("and").join(limits), percentile=f"{slo['percentile']:g}"), loads
 
 
 def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
@@ -129,13 +140,14 @@ def _environment(check: Mapping[str, Any], measured: Measured) -> dict[str, str]
     return facts
 
 
-def _rerun(flow: Workflow, config_argument: str) -> list[tuple[str, str]]:
-    command = f"snakemake {config_argument}".rstrip()
-    rows = [
-        ("Everything that is missing or outdated", command),
-        ("What would run, without running it", f"{command} -n"),
+def _command(config_argument: str) -> str:
+    return f"snakemake {config_argument}".rstrip()
+
+
+def _rerun(config_argument: str, words: Words) -> list[tuple[str, str]]:
+    command = _command(config_argument)
+    return [
+        (words("rerun_all"), command),
+        (words("rerun_dry"), f"{command} -n"),
+        (words("rerun_cost"), f"{command} plan_cost"),
     ]
-    if flow.figure_names:
-        figure = flow.path(f"figures/{flow.figure_names[0]}.png")
-        rows.append(("One figure, drawn again", f"{command} --force {figure}"))
-    return rows

@@ -112,13 +112,9 @@ class Distribution:
         picked = dict(
             zip(ranks.tolist(), _order_statistics(self._values, ranks, self._base, self._counts), strict=True)
         )
-        # numpy's own interpolation between the two neighbours, so that every rounding is numpy's.
-        return np.array(
-            [
-                np.quantile([picked[a], picked[b]], place - a)
-                for a, b, place in zip(below.tolist(), above.tolist(), places.tolist(), strict=True)
-            ]
-        )
+        low = np.array([picked[rank] for rank in below.tolist()])
+        high = np.array([picked[rank] for rank in above.tolist()])
+        return _between(low, high, places - below)
 
     @property
     def ecdf(self) -> Curve:
@@ -132,6 +128,29 @@ class Distribution:
         x[(x == 0) & np.signbit(x)] = -np.finfo(np.float64).smallest_subnormal
         x[np.isnan(x)] = np.inf  # the bin of infinity reaches into the bit patterns of NaN
         return Curve(x, np.cumsum(self._counts[used]) / self.n)
+
+
+def sorted_quantiles(values: Floats, ps: Sequence[float]) -> Floats:
+    """`quantiles` of values that ascend already: a look-up, whatever their number.
+
+    Args:
+        values: ascending, finite.
+        ps: levels from 0 to 1.
+    """
+    levels = np.asarray(ps, dtype=np.float64)
+    if not len(values):
+        return np.full(len(levels), np.nan)
+    places = levels * (len(values) - 1)
+    below = np.floor(places).astype(np.int64)
+    above = np.minimum(below + 1, len(values) - 1)
+    return _between(values[below], values[above], places - below)
+
+
+def _between(low: Floats, high: Floats, share: Floats) -> Floats:
+    """Linear interpolation with every rounding as numpy's quantile has it (`_lerp` in its source)."""
+    with np.errstate(invalid="ignore"):
+        gap = high - low
+        return np.where(share >= 0.5, high - gap * (1 - share), low + gap * share)
 
 
 def _ordered_bits(values: Floats) -> npt.NDArray[np.uint64]:

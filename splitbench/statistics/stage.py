@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics stage as the workflow calls it: quantiles of every cell, growth of the tail, the SLO."""
+"""The statistics stage as the workflow calls it: quantiles of every cell, the SLO, verdicts and claims."""
 
 from __future__ import annotations
 
@@ -10,26 +10,60 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from splitbench.experiment.claims import Claim
 from splitbench.files import write_json
+from splitbench.statistics.claims import judge_claims
+from splitbench.statistics.pools import Pools
 from splitbench.statistics.quantiles import quantiles, sample_gate
+from splitbench.statistics.verdict import input_break_even, verdicts
 from splitbench.tables import dataset
+from splitbench.wording import explain
 
 PERCENTILES = (50.0, 90.0, 99.0)
 
 
-def write_statistics(cells: Path, parts: Iterable[Path], slo: Mapping[str, Any], output: Path) -> None:
-    """Write per cell its quantiles, and per layout and workload the highest load that keeps the SLO.
+def write_statistics(
+    cells: Path,
+    parts: Iterable[Path],
+    slo: Mapping[str, Any],
+    output: Path,
+    *,
+    margin_percent: float = 5.0,
+    claims: Mapping[str, Any] | None = None,
+) -> None:
+    """Write per cell its quantiles, the highest loads that keep the SLO, the verdicts and the judged claims.
 
     Args:
         cells: the cells table.
         parts: folders of the parts, in the order of that table.
         slo: the config's section.
         output: JSON.
+        margin_percent: differences below it do not count.
+        claims: the config's section.
     """
+    folders = list(parts)
     rows = pq.read_table(cells).to_pylist()
     percentiles = sorted({*PERCENTILES, float(slo["percentile"])})
-    summaries = [_summary(row, part, percentiles) for row, part in zip(rows, parts, strict=True)]
-    write_json(output, {"slo": dict(slo), "cells": summaries, "highest_load": highest_load(summaries, slo)})
+    summaries = [_summary(row, part, percentiles) for row, part in zip(rows, folders, strict=True)]
+    pools = Pools.from_parts(rows, folders)
+    judged = judge_claims(
+        {name: Claim.model_validate(claim) for name, claim in (claims or {}).items()}, pools, margin_percent
+    )
+    found = verdicts(pools, slo, margin_percent)
+    for verdict in found:
+        verdict["sentence"] = explain(verdict, "en")
+    write_json(
+        output,
+        {
+            "slo": dict(slo),
+            "margin_percent": margin_percent,
+            "verdicts": found,
+            "break_even_input": input_break_even(found, pools),
+            "claims": judged,
+            "cells": summaries,
+            "highest_load": highest_load(summaries, slo),
+        },
+    )
 
 
 def _summary(row: Mapping[str, Any], part: Path, percentiles: list[float]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def tables(
                         "verdict": "invalid" if bad else "ok",
                         "cell_digest": f"{len(cells):064x}",
                         "requests_asked": n,
+                        "duration_s": n / load * (0.2 + itl.sum(1).mean() / 1000),
                     }
                 )
                 checks.append(
@@ -86,6 +87,8 @@ def tables(
                             "handoff_gap_ms": np.where(
                                 ok & (first is not None), itl[:, 0] - np.median(itl, 1), np.nan
                             ),
+                            "itl_p99_ms": np.where(ok, np.quantile(itl, 0.99, axis=1), np.nan),
+                            "output_tokens": np.where(ok, tokens + 1, 0),
                             "e2e_ms": np.where(ok, ttft + itl.sum(1), np.nan),
                         }
                     )
@@ -107,3 +110,23 @@ def tables(
         "tokens": pd.concat(gaps, ignore_index=True),
         "checks": pd.DataFrame(checks),
     }
+
+
+def watched(cell_id: str) -> pd.DataFrame:
+    """Telemetry of a cell: one metric of an engine, one of the client, one that stands still."""
+    time = np.arange(20.0)
+    names = [("engine:decode0", "running_requests"), ("client", "cpu_percent"), ("host", "still")]
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "time_s": time,
+                    "source": source,
+                    "metric": metric,
+                    "value": 3.0 if metric == "still" else time % 7 + len(cell_id) % 3,
+                }
+            )
+            for source, metric in names
+        ],
+        ignore_index=True,
+    )

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from figures_data import tables
+from figures_data import tables, watched
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from pydantic import ValidationError
@@ -181,7 +181,8 @@ def test_hand_off_gaps_show_only_where_the_prefiller_sends_the_first_token() -> 
 
 
 def test_every_figure_of_the_list_can_be_drawn() -> None:
-    m = measured()
+    found = tables()
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"], watched)
     for name in FIGURE_NAMES:
         drawn = draw(m, spec(name))
         assert len(drawn.data) > 0

@@ -31,6 +31,8 @@ SPECS: dict[str, dict[str, object]] = {
     "ttft-of-layouts": {"figure": "ttft_of_layouts"},
     "itl-tail-of-layouts": {"figure": "itl_tail_of_layouts", "percentiles": [50, 90, 99, 99.9], "slo_ms": 30},
     "itl-against-concurrency": {"figure": "itl_against_concurrency", "slo_ms": 30},
+    "goodput": {"figure": "goodput", "limits": {"itl_ms": 30}},
+    "break-even": {"figure": "break_even", "margin_percent": 5},
     "interference": {"figure": "interference", "time_window_s": [2, 5]},
 }
 

@@ -14,6 +14,7 @@ from figures_data import tables
 from PIL import Image
 
 from splitbench.figures.gallery import Drawn, FigureSpec, Measured, draw, draw_again, lineage, write_figure
+from splitbench.figures.writer import csv_text
 from splitbench.files import canonical_json
 
 
@@ -112,3 +113,19 @@ def test_a_failed_write_leaves_the_old_file(
         written(drawn, measured, tmp_path / "f")
     assert (tmp_path / "f.png").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f.png"]
+
+
+def test_the_csv_is_what_pandas_writes() -> None:
+    frame = pd.DataFrame(
+        {
+            "name": ["a", 'say "b", c', None, "a"],
+            "x": [1.5, 1e-7, float("nan"), float("inf")],
+            "n": [1, 2, 3, 1 << 40],
+            "small": pd.Series([1, 2, 3, 4], dtype="int32"),
+            "ok": [True, False, True, True],
+            "mixed": [1.0, "x", None, 2],
+            "single": pd.Series([0.1, 2.5, 3.25, 4.0], dtype="float64"),
+        }
+    )
+    assert csv_text(frame) == frame.to_csv(index=False, lineterminator="\n")
+    assert csv_text(frame.iloc[:0]) == frame.iloc[:0].to_csv(index=False, lineterminator="\n")

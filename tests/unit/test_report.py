@@ -4,17 +4,30 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from string import Formatter
 
 import numpy as np
 import pytest
 from figures_data import tables
+from report_data import judged
 
 from splitbench.errors import UserError
-from splitbench.figures.gallery import FigureSpec, Measured, draw, lineage, write_figure
+from splitbench.figures.gallery import FIGURE_NAMES, FigureSpec, Measured, draw, lineage, write_figure
 from splitbench.report import Report, effects, render, write_report
 from splitbench.report.content import ms, number
+from splitbench.report.words import FIGURES, WORDS
 from splitbench.serving.plan import Budget, EnginePlan, Plan, ProxyPlan
 from splitbench.statistics.clusters import clustered
+from splitbench.wording import (
+    CLAIM_REASONS,
+    METRICS,
+    NEXT,
+    OUTCOMES,
+    REASONS,
+    Language,
+    advise,
+    explain,
+)
 
 
 def measured(**more: object) -> Measured:
@@ -224,3 +237,48 @@ def test_open_loop_cells_show_their_rate() -> None:
     found["cells"]["request_rate"] = 4.0
     m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
     assert "agg-tp4 4 req/s" in Page(render(Report("open", m))).text
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_the_verdict_comes_first_and_claims_follow(language: Language) -> None:
+    m = measured(loads=(1, 8), repeats=3)
+    facts = judged(m)
+    html = render(Report("x", m, language=language, **facts))
+    text = Page(html).text
+    places = [html.index(f'id="{name}"') for name in ("verdict", "claims", "effect", "cells")]
+    assert places == sorted(places)
+    words = OUTCOMES[language]
+    for verdict in facts["verdicts"]:
+        assert f"{words[verdict['outcome']]} " in text
+        assert explain(verdict, language) in text
+        assert advise(verdict, language) in text
+    assert html.count('class="card verdict') == 2
+    assert "enforce_eager: True, False" in text
+    for claim in facts["claims"]:
+        assert claim["claim"] in text
+    assert html.count('<div class="claim">') == 3
+    assert {claim["outcome"] for claim in facts["claims"]} >= {"contradicted"}
+    assert ("集約構成のテール" in text) is (language == "ja")
+
+
+def test_every_text_is_there_in_both_languages_with_the_same_gaps() -> None:
+    for one, other in (
+        (WORDS["en"], WORDS["ja"]),
+        (REASONS["en"], REASONS["ja"]),
+        (NEXT["en"], NEXT["ja"]),
+        (CLAIM_REASONS["en"], CLAIM_REASONS["ja"]),
+        (OUTCOMES["en"], OUTCOMES["ja"]),
+        (METRICS["en"], METRICS["ja"]),
+    ):
+        assert one.keys() == other.keys()
+        for key, text in one.items():
+            gaps = {name for _, name, _, _ in Formatter().parse(text) if name}
+            theirs = {name for _, name, _, _ in Formatter().parse(other[key]) if name}
+            assert theirs <= gaps, key
+            assert gaps - theirs <= {"are", "is", "was", "were"}, key
+    assert set(FIGURES) == set(FIGURE_NAMES)
+
+
+def test_without_a_pair_the_page_says_so() -> None:
+    m = measured(loads=(1, 8), layouts=("agg-tp4", "pd-tp4"))
+    assert "there is nothing to compare" in Page(render(Report("x", m))).text

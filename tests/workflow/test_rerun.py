@@ -97,6 +97,37 @@ def test_an_slo_runs_statistics_and_report(finished: Flow) -> None:
     assert finished.planned(config=finished.edited("slo/itl_ms", 50)) == {"statistics": 1, "report": 1}
 
 
+CLAIM = {
+    "says": "PD's tail is lower.",
+    "tests": [
+        {"metric": "itl_ms", "relation": "lower", "workload": "long", "layout": "pd", "reference": "agg"}
+    ],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [("claims", {"lower": CLAIM}), ("margin_percent", 10)])
+def test_claims_and_the_margin_run_statistics_and_report(finished: Flow, path: str, value: object) -> None:
+    assert finished.planned(config=finished.edited(path, value)) == {"statistics": 1, "report": 1}
+
+
+def test_another_language_runs_the_report(finished: Flow) -> None:
+    assert finished.planned(config=finished.edited("language", "ja")) == {"report": 1}
+
+
+def test_rates_and_a_price_that_nothing_shows_run_nothing(finished: Flow) -> None:
+    config = finished.edited("rates/itl_ms", 20)
+    config["price"] = {"per_accelerator_hour": 3}
+    assert finished.planned(config=config) == {}
+
+
+def test_what_is_left_is_said_whenever_it_is_asked(finished: Flow) -> None:
+    for _ in range(2):
+        done = finished.run("plan_cost")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "0 of 8 cells are to be measured" in done.stdout + done.stderr
+        assert "long: c=1 gives 3 requests; P50 needs 6" in done.stdout + done.stderr
+
+
 def test_a_threshold_checks_again_but_measures_nothing(finished: Flow) -> None:
     config = finished.edited("thresholds/kv_moved_percent", 90)
     assert finished.planned(config=config) == {"part": 8, **AFTER_CELLS}
@@ -180,3 +211,16 @@ def test_a_deleted_result_runs_one_cell(finished: Flow, tmp_path: Path) -> None:
     victim = sorted(copy.results.glob("cells/*/*/*/*/bench.json"))[0]
     victim.unlink()
     assert copy.planned() == {"cell": 1, "part": 1, **AFTER_CELLS}
+
+
+def test_snakemakes_own_report_has_captions_and_categories(finished: Flow) -> None:
+    done = finished.run("--report", "snakemake-report.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (finished.folder / "snakemake-report.html").read_text(encoding="utf-8")
+    for text in (
+        "itl_of_layouts-long",
+        "drawn from the cells that its sidecar lists",
+        '"Figures"',
+        '"Report"',
+    ):
+        assert text in page

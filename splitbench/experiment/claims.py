@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expectations as data: what somebody claims about the layouts, so that the statistics can judge it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+ClaimMetric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms"]
+Relation = Literal[
+    "at_most",
+    "above",
+    "grows",
+    "lower",
+    "higher",
+    "not_lower",
+    "not_higher",
+    "serves_no_more",
+    "crosses",
+    "stairs",
+    "smaller_gain",
+]
+# Relations that compare `layout` with `reference`; the others look at one layout.
+BETWEEN_LAYOUTS = frozenset(
+    {"lower", "higher", "not_lower", "not_higher", "serves_no_more", "crosses", "smaller_gain"}
+)
+# Relations that need a number to hold against.
+WITH_THRESHOLD = frozenset({"at_most", "above", "serves_no_more", "stairs"})
+
+
+def _one_or_many(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _statistic(value: Any) -> Any:
+    if not isinstance(value, str) or (value != "mean" and not re.fullmatch(r"p\d{1,2}(\.\d+)?", value)):
+        raise ValueError(f"'{value}' is no statistic; use 'mean' or a percentile such as 'p50' or 'p99.5'")
+    return value
+
+
+Statistic = Annotated[str, BeforeValidator(_statistic)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClaimTest(_Section):
+    """One comparison; it is made for every load and every statistic that it names."""
+
+    metric: ClaimMetric
+    statistic: Annotated[list[Statistic], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
+        ["p99"], description="'mean' or percentiles, as in p50 or [p50, p99]"
+    )
+    relation: Relation
+    workload: str
+    layout: str
+    reference: str | None = Field(None, description="the layout that `layout` is compared with")
+    other_workload: str | None = Field(None, description="smaller_gain: where the gain is larger")
+    concurrency: Annotated[list[PositiveInt], BeforeValidator(_one_or_many)] = Field(
+        default_factory=list, description="loads; default: all that are measured"
+    )
+    threshold: PositiveFloat | None = Field(
+        None, description="ms for at_most, above, serves_no_more; steps for stairs"
+    )
+    between: tuple[float, float] | None = Field(None, description="crosses: percentiles, from and to")
+    by_percent: NonNegativeFloat = Field(0.0, description="lower, higher: by at least this much")
+    agree: Literal["all", "most"] = Field(
+        "all", description="whether every comparison has to hold, or more than half of them"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.reference is not None) != (self.relation in BETWEEN_LAYOUTS):
+            verb = "needs" if self.relation in BETWEEN_LAYOUTS else "takes no"
+            raise ValueError(f"relation '{self.relation}' {verb} 'reference'; mend that")
+        if (self.threshold is not None) != (self.relation in WITH_THRESHOLD):
+            verb = "needs" if self.relation in WITH_THRESHOLD else "takes no"
+            raise ValueError(f"relation '{self.relation}' {verb} 'threshold'; mend that")
+        if (self.between is not None) != (self.relation == "crosses"):
+            raise ValueError("'between' belongs to relation 'crosses', and only there; mend that")
+        if self.between is not None and not 50 <= self.between[0] < self.between[1] < 100:
+            raise ValueError("'between' must ascend from 50 to below 100; give two percentiles")
+        if (self.other_workload is not None) != (self.relation == "smaller_gain"):
+            raise ValueError("'other_workload' belongs to relation 'smaller_gain', and only there; mend that")
+        return self
+
+
+class Claim(_Section):
+    """What somebody says, and the comparisons that it stands or falls with: all of them must hold."""
+
+    says: str = Field(description="the claim in one sentence")
+    says_ja: str = Field("", description="the same in Japanese, for reports in that language")
+    tests: Annotated[list[ClaimTest], Field(min_length=1)]
