@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitbench import __version__
+from splitbench.environment import cli_bundle
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+    cli_bundle.add_commands(commands)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))
