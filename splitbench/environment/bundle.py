@@ -49,6 +49,10 @@ class BundleSpec(BaseModel):
     locks: list[Path] = Field(min_length=1)
     present: Path | None = Field(None, description="list of packages that the node has already")
     carry_anyway: list[str] = Field(default_factory=list)
+    build_here: list[str] = Field(
+        default_factory=list,
+        description="packages that come as source only; their wheels must be pure Python",
+    )
     later: list[str] = Field(default_factory=list, description="packages that may come in a later carry")
     drop: list[str] = Field(default_factory=list)
     keep_only: dict[str, list[str]] = Field(default_factory=dict)
@@ -171,30 +175,48 @@ def make_bundle(source: Path, out: Path, *, wheels: Path | None, progress: Progr
 def _fetch(spec: BundleSpec, locked: list[Locked], folder: Path, progress: Progress) -> list[Path]:
     """The wheels, from pip's own sources, checked against the locks' hashes."""
     folder.mkdir(parents=True, exist_ok=True)
-    requirements = folder / "requirements.txt"
-    # Markers were decided for the node; pip would decide them for this machine.
-    lines = [re.sub(r"\s*;.*?(?=\s--hash=|$)", "", one.text) for one in locked]
-    requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--require-hashes", "--implementation", "cp", "--python-version", spec.python]
-    for tag in _older(spec.platforms):
-        command += ["--platform", tag]
     progress(f"{len(locked)} wheels into {folder}")
-    ended = subprocess.run(
-        [*command, "-d", str(folder), "-r", str(requirements)], capture_output=True, text=True
-    )
-    if ended.returncode != 0:
-        lines = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
-        raise UserError(
-            (lines or ended.stderr.splitlines() or ["pip failed"])[-1],
-            where=str(requirements),
-            mend="mend the lock",
-        )
+    pip = [sys.executable, "-m", "pip"]
+    common = ["--quiet", "--no-deps", "--require-hashes", "--disable-pip-version-check"]
+    target = [
+        "--only-binary=:all:",
+        "--implementation",
+        "cp",
+        "--python-version",
+        spec.python,
+        "--dest",
+        str(folder),
+    ]
+    target += [text for tag in _older(spec.platforms) for text in ("--platform", tag)]
+    source = [one for one in locked if one.name in spec.build_here]
+    _pip([*pip, "download", *common, *target], [one for one in locked if one not in source], folder)
+    if source:
+        _pip([*pip, "wheel", *common, "--wheel-dir", str(folder)], source, folder)
     have = {re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower(): path for path in folder.glob("*.whl")}
     missing = [one.name for one in locked if one.name not in have]
     if missing:
         raise UserError(f"no wheel of {missing[0]}", where=str(folder), mend="empty the folder and run again")
+    for one in source:
+        if not have[one.name].name.endswith("-none-any.whl"):
+            raise UserError(
+                f"{one.name} is not pure Python", where="build_here", mend="find a wheel for the node"
+            )
     return [have[one.name] for one in locked]
+
+
+def _pip(command: list[str], locked: list[Locked], folder: Path) -> None:
+    requirements = folder / "requirements.txt"
+    # Markers were decided for the node; pip would decide them for this machine.
+    lines = [re.sub(r"\s*;.*?(?=\s--hash=|$)", "", one.text) for one in locked]
+    requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ended = subprocess.run([*command, "-r", str(requirements)], capture_output=True, text=True)
+    if ended.returncode != 0:
+        errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
+        raise UserError(
+            (errors or ended.stderr.splitlines() or ["pip failed"])[-1],
+            where=str(requirements),
+            mend="mend the lock",
+        )
 
 
 def _older(tags: Iterable[str]) -> list[str]:

@@ -51,7 +51,7 @@ _HEAD_GAIN = 3.0
 # Matrices whose output is added to the residual stream; `residual_gain` scales them in deep models.
 _RESIDUAL = frozenset({"o_proj", "down_proj"})
 # Above this the weights go into several files, which are made side by side.
-_SHARD_BYTES = 2 * 10**9
+_SHARD_BYTES = 1_200_000_000
 # Weights are made in pieces that stay in a core's cache; even, since one number of the generator gives two weights.
 _PIECE = 1 << 18
 
