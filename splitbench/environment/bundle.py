@@ -34,6 +34,8 @@ _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 # Shared objects get a part each from here on: they are most of the bytes, and parts are packed side by side.
 _OWN_PART_BYTES = 24 * MIB
 _DICTIONARY_BYTES = 192 * MIB
+# What a bundle's folder holds, also after a run that failed.
+_OWN = r"carry-\d+|site|parts|wheels"
 Progress = Callable[[str], None]
 
 
@@ -126,7 +128,7 @@ def make_bundle(source: Path, out: Path, *, wheels: Path | None, progress: Progr
         UserError: a wheel can't be had, a pattern names nothing, or a carry would be too large.
     """
     spec = read_spec(source)
-    if out.exists() and any(out.iterdir()) and not (out / "carry-1" / MANIFEST).exists():
+    if out.exists() and any(re.fullmatch(_OWN, path.name) is None for path in out.iterdir()):
         raise UserError("exists and is no bundle", where=str(out), mend="choose another folder")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -189,19 +191,39 @@ def _fetch(spec: BundleSpec, locked: list[Locked], folder: Path, progress: Progr
     ]
     target += [text for tag in _older(spec.platforms) for text in ("--platform", tag)]
     source = [one for one in locked if one.name in spec.build_here]
-    _pip([*pip, "download", *common, *target], [one for one in locked if one not in source], folder)
-    if source:
-        _pip([*pip, "wheel", *common, "--wheel-dir", str(folder)], source, folder)
-    have = {re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower(): path for path in folder.glob("*.whl")}
-    missing = [one.name for one in locked if one.name not in have]
-    if missing:
-        raise UserError(f"no wheel of {missing[0]}", where=str(folder), mend="empty the folder and run again")
+    held = _wheels_in(folder)
+    # Built here, a wheel has no hash of the lock; the version in its name must do.
+    there = {
+        one.name
+        for one in locked
+        if one.name in held
+        and (
+            f"-{one.version}-" in held[one.name].name
+            if one in source
+            else f"sha256:{sha256_file(held[one.name])}" in one.text
+        )
+    }
+    missing = [one for one in locked if one.name not in there]
+    if wanted_wheels := [one for one in missing if one not in source]:
+        _pip([*pip, "download", *common, *target], wanted_wheels, folder)
+    if to_build := [one for one in missing if one in source]:
+        _pip([*pip, "wheel", *common, "--wheel-dir", str(folder)], to_build, folder)
+    have = _wheels_in(folder)
+    for one in locked:
+        if one.name not in have:
+            raise UserError(
+                f"no wheel of {one.name}", where=str(folder), mend="empty the folder and run again"
+            )
     for one in source:
         if not have[one.name].name.endswith("-none-any.whl"):
             raise UserError(
                 f"{one.name} is not pure Python", where="build_here", mend="find a wheel for the node"
             )
     return [have[one.name] for one in locked]
+
+
+def _wheels_in(folder: Path) -> dict[str, Path]:
+    return {re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower(): path for path in folder.glob("*.whl")}
 
 
 def _pip(command: list[str], locked: list[Locked], folder: Path) -> None:
@@ -339,9 +361,7 @@ def _pack(
         group, names = item
         target = out / f"{group}.tar.xz"
         filters: list[dict[str, Any]] = [{"id": lzma.FILTER_X86}] if group in ("objects", "later") else []
-        filters.append(
-            {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": _DICTIONARY_BYTES}
-        )
+        filters.append({"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": _DICTIONARY_BYTES})
         with lzma.open(target, "wb", check=lzma.CHECK_CRC32, filters=filters) as stream:
             write_tar(site, sorted(names, key=lambda name: (Path(name).suffix, name)), stream)
         part = _Part(target, len(names), group == "later")
