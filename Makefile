@@ -7,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check env lock clean browser
+.PHONY: demo test check env lock bundle clean browser
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
@@ -53,6 +53,10 @@ lock: .venv/workflow.complete
 	for name in uv workflow dev; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	    envs/$$name.in --output-file envs/$$name.lock || exit 1; done
+
+# What a GPU node without network lacks, to be carried there: make bundle STACK=h200 OUT=folder
+bundle: .venv/workflow.complete
+	$(BIN)/splitbench bundle $(STACK) $(OUT)
 
 clean:
 	rm -rf .venv .splitbench .snakemake

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitbench import __version__
-from splitbench.environment import cli_environment
+from splitbench.environment import cli_bundle, cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+    cli_bundle.add_commands(commands)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))

@@ -41,7 +41,7 @@ def ensure_serving(flow: Workflow, note: Note, log: Path | None = None) -> dict[
                     where=f"stack.packages.{package}",
                     mend=f"state the version that is there, or install {version}",
                 )
-        return {"packages": found}
+        return {"packages": found} | _bundle_of(flow.serving_python)
     serving = build_serving_environment(
         flow.root / stack.lock,
         flow.serving_folder,
@@ -53,6 +53,19 @@ def ensure_serving(flow: Workflow, note: Note, log: Path | None = None) -> dict[
     return serving.model_dump(mode="json")
 
 
+def _bundle_of(python: Path) -> dict[str, Any]:
+    """What an offline bundle says of itself, where the interpreter came out of one: its binaries were slimmed."""
+    try:
+        record = read_json(python.parent.parent / "bundle.json")
+    except (OSError, ValueError):
+        return {}
+    return {
+        "bundle": {
+            key: record.get(key) for key in ("name", "digest", "gpu_architecture", "slimmed", "dropped")
+        }
+    }
+
+
 def packages_of(python: Path) -> dict[str, str]:
     """Distributions that an interpreter sees, by name.
 
@@ -60,8 +73,10 @@ def packages_of(python: Path) -> dict[str, str]:
         UserError: it can't be run.
     """
     program = (
+        # The path may hold a package twice; the first is the one that is imported.
         "import importlib.metadata as m, json;"
-        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+        "found = [(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']];"
+        "print(json.dumps(dict(reversed(found))))"
     )
     try:
         shown = subprocess.run(

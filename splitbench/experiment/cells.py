@@ -182,14 +182,20 @@ class Cells:
         return self._order[cell_id]
 
     def _ordered(self) -> list[Cell]:
-        """Blocked random order: a block is one bring-up of one layout; blocks and the cells within are shuffled."""
+        """Blocked random order: a block is one bring-up of one layout; blocks and the cells within are shuffled.
+
+        Or as they are listed, by layout, workload and concurrency.
+        """
+        listed = self.experiment.matrix.order == "listed"
         shuffle = random.Random(f"order/{self.experiment.seed}")
         ordered: list[Cell] = []
         for restart in range(self.experiment.matrix.restarts):
             layouts = list(self.experiment.layouts)
-            shuffle.shuffle(layouts)
+            if not listed:
+                shuffle.shuffle(layouts)
             for layout in layouts:
                 block = [cell for cell in self.all if cell.layout == layout and cell.restart == restart]
-                shuffle.shuffle(block)
+                if not listed:
+                    shuffle.shuffle(block)
                 ordered += block
         return ordered

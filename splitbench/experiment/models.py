@@ -355,6 +355,17 @@ class PdLayout(EngineDefaults):
     kv_chunk_tokens: PositiveInt | None = Field(
         None, description="tokens in a chunk of lmcache-mp; default: 256, on cores 128 (vLLM's block there)"
     )
+    connector_options: dict[str, ArgValue] = Field(
+        default_factory=dict, description="further keys of vLLM's kv_connector_extra_config"
+    )
+    lmcache_options: dict[str, ArgValue] = Field(
+        default_factory=dict, description="further keys of LMCache's own config file"
+    )
+    lmcache_saves: Literal["as-is", "waited"] = Field(
+        "as-is",
+        description="'waited': a prefill engine waits until KV is in the transfer buffer; LMCache itself does not when "
+        "that is on the GPU, which goes wrong where GPUs are shared",
+    )
     router: Router = Field("builtin", description=ROUTER)
     trace: bool = Field(False, description=TRACE)
 
@@ -368,6 +379,10 @@ class PdLayout(EngineDefaults):
             raise ValueError("only the built-in proxy writes a trace; use router builtin")
         if self.connector == "lmcache":
             self._ranks_pair_up()
+        elif self.lmcache_options or self.lmcache_saves != "as-is":
+            raise ValueError(
+                f"connector '{self.connector}' has no 'lmcache_options', 'lmcache_saves'; remove them"
+            )
         return self
 
     def _ranks_pair_up(self) -> None:
@@ -414,6 +429,10 @@ class Matrix(Section):
     """The axes of the experiment; every combination is a cell."""
 
     concurrency: Annotated[list[PositiveInt], Field(min_length=1)]
+    order: Literal["random", "listed"] = Field(
+        "random",
+        description="of the cells: random in blocks, or as the config lists them (when a run may be cut short)",
+    )
     restarts: PositiveInt = Field(1, description="bring-ups of each layout")
     repeats: PositiveInt = Field(1, description="runs of each cell within one bring-up")
 

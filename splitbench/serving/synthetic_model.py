@@ -11,11 +11,15 @@ scale would hide it.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +48,12 @@ _GAINS = {
 }
 _EMBEDDING_STD = 1.0
 _HEAD_GAIN = 3.0
+# Matrices whose output is added to the residual stream; `residual_gain` scales them in deep models.
+_RESIDUAL = frozenset({"o_proj", "down_proj"})
+# Above this the weights go into several files, which are made side by side.
+_SHARD_BYTES = 1_200_000_000
+# Weights are made in pieces that stay in a core's cache; even, since one number of the generator gives two weights.
+_PIECE = 1 << 18
 
 
 class SyntheticModel(BaseModel):
@@ -61,6 +71,11 @@ class SyntheticModel(BaseModel):
     max_model_len: int = Field(default=4096, ge=128)
     seed: int = Field(default=0, ge=0, lt=2**32)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    residual_gain: float | None = Field(
+        default=None,
+        gt=0,
+        description="factor on what each layer adds; deep models want less than 1, or rounding decides the answer",
+    )
 
     @model_validator(mode="after")
     def _heads_fit(self) -> SyntheticModel:
@@ -95,7 +110,8 @@ def make_synthetic_model(spec: SyntheticModel, destination: Path) -> dict[str, A
     Raises:
         UserError: `destination` exists and is something else.
     """
-    wanted = digest({"recipe": _RECIPE, "spec": spec.model_dump(mode="json")})
+    described = spec.model_dump(mode="json", exclude_none=True)
+    wanted = digest({"recipe": _RECIPE, "spec": described})
     if destination.exists():
         try:
             record = read_json(destination / RECORD)
@@ -113,15 +129,17 @@ def make_synthetic_model(spec: SyntheticModel, destination: Path) -> dict[str, A
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}.", dir=destination.parent) as folder:
         aside = Path(folder) / "model"
         aside.mkdir()
-        _write_weights(spec, aside / "model.safetensors")
+        sums = _write_weights(spec, aside)
         for name, value in _texts(spec).items():
             write_json(aside / name, value)
         record = {
             "digest": wanted,
-            "spec": spec.model_dump(mode="json"),
+            "spec": described,
             "parameters": spec.parameters,
             "kv_bytes_per_token": spec.kv_bytes_per_token,
-            "sha256": {path.name: sha256_file(path) for path in sorted(aside.iterdir())},
+            "sha256": {
+                path.name: sums.get(path.name) or sha256_file(path) for path in sorted(aside.iterdir())
+            },
         }
         write_json(aside / RECORD, record)
         if destination.exists():
@@ -150,36 +168,48 @@ def _matrices(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, int], floa
     }
     for layer in range(spec.layers):
         for name, shape in shapes.items():
-            gain = _GAINS[name.split(".")[1]]
+            matrix = name.split(".")[1]
+            gain = _GAINS[matrix] * ((spec.residual_gain or 1.0) if matrix in _RESIDUAL else 1.0)
             yield f"model.layers.{layer}.{name}.weight", shape, gain / float(np.sqrt(shape[1]))
     yield "lm_head.weight", (spec.vocabulary, hidden), _HEAD_GAIN / float(np.sqrt(hidden))
 
 
-def _uniform(seed: int, name: str, shape: tuple[int, int], std: float) -> npt.NDArray[np.float32]:
-    """Random weights from raw generator bits: stable between numpy's versions, as distributions are not."""
-    count = shape[0] * shape[1]
-    raw = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])).random_raw(
-        (count + 1) // 2
-    )
-    bits = raw.astype("<u8", copy=False).view("<u4")[:count]
-    # 24 bits are what a float32 holds exactly; the width gives a uniform distribution the wanted deviation.
-    unit = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-    return (unit * np.float32(std * np.sqrt(3.0))).reshape(shape)
+def _uniform(seed: int, name: str, count: int, std: float) -> Iterator[npt.NDArray[np.float32]]:
+    """Random weights from raw generator bits, piece by piece: stable between numpy's versions, as distributions
+    are not.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+    width = np.float32(std * np.sqrt(3.0))  # gives a uniform distribution the wanted deviation
+    for begin in range(0, count, _PIECE):
+        size = min(_PIECE, count - begin)
+        raw = bits.random_raw((size + 1) // 2).astype("<u8", copy=False).view("<u4")[:size]
+        # 24 bits are what a float32 holds exactly.
+        unit = (raw >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+        yield unit * width
 
 
-def _tensors(spec: SyntheticModel) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    for name, shape, std in _matrices(spec):
-        weights = _uniform(spec.seed, name, shape, std)
-        if name == "lm_head.weight":
-            weights[list(special_tokens(spec))] = (
-                0.0  # a logit of 0 is never the highest: no answer ends early
-            )
-        yield name, weights
-    ones = np.ones(spec.hidden_size, dtype=np.float32)
+def _tensors(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Name, shape and standard deviation of every tensor, in the order of the file; a deviation of 0: all ones."""
+    yield from _matrices(spec)
     for layer in range(spec.layers):
-        yield f"model.layers.{layer}.input_layernorm.weight", ones
-        yield f"model.layers.{layer}.post_attention_layernorm.weight", ones
-    yield "model.norm.weight", ones
+        yield f"model.layers.{layer}.input_layernorm.weight", (spec.hidden_size,), 0.0
+        yield f"model.layers.{layer}.post_attention_layernorm.weight", (spec.hidden_size,), 0.0
+    yield "model.norm.weight", (spec.hidden_size,), 0.0
+
+
+def _pieces(spec: SyntheticModel, name: str, shape: tuple[int, ...], std: float) -> Iterator[bytes]:
+    """A tensor's bytes as they stand in the file."""
+    if std == 0.0:
+        yield _encoded(np.ones(shape, dtype=np.float32), spec.dtype)
+        return
+    count, width = int(np.prod(shape)), shape[1]
+    # A logit of 0 is never the highest: no answer ends early.
+    silent = special_tokens(spec)[0] * width if name == "lm_head.weight" else count
+    begin = 0
+    for piece in _uniform(spec.seed, name, count, std):
+        piece[max(0, silent - begin) :] = 0.0
+        begin += piece.size
+        yield _encoded(piece, spec.dtype)
 
 
 def _encoded(weights: npt.NDArray[np.float32], dtype: str) -> bytes:
@@ -193,29 +223,58 @@ def _encoded(weights: npt.NDArray[np.float32], dtype: str) -> bytes:
     return (rounded >> np.uint32(16)).astype("<u2").tobytes()
 
 
-def _write_weights(spec: SyntheticModel, path: Path) -> None:
+Tensor = tuple[str, tuple[int, ...], float]
+
+
+def _write_weights(spec: SyntheticModel, folder: Path) -> dict[str, str]:
+    """Write one file, or several with an index where there is much; returns the sha256 of each."""
+    size = 4 if spec.dtype == "float32" else 2
+    shards: list[list[Tensor]] = [[]]
+    held = 0
+    for tensor in _tensors(spec):
+        amount = size * int(np.prod(tensor[1]))
+        if held and held + amount > _SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append(tensor)
+        held += amount
+    if len(shards) == 1:
+        return {"model.safetensors": _write_shard(spec, shards[0], folder / "model.safetensors")}
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    places = {tensor[0]: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    write_json(
+        folder / "model.safetensors.index.json",
+        {"metadata": {"total_size": spec.parameters * size}, "weight_map": places},
+    )
+    # numpy lets go of Python's lock in all that takes time here, so threads are enough.
+    with ThreadPoolExecutor(min(len(shards), os.cpu_count() or 1)) as pool:
+        sums = pool.map(
+            lambda pair: _write_shard(spec, pair[1], folder / pair[0]), zip(names, shards, strict=True)
+        )
+        return dict(zip(names, sums, strict=True))
+
+
+def _write_shard(spec: SyntheticModel, tensors: list[Tensor], path: Path) -> str:
     """Write the safetensors format itself: length of the header, header as JSON, then the tensors' bytes.
 
-    Its Python package's function for this takes other arguments from version to version.
+    Its Python package's function for this takes other arguments from version to version. Returns the sha256.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    bodies = []
     offset = 0
     names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-    for name, weights in _tensors(spec):
-        body = _encoded(weights, spec.dtype)
-        header[name] = {
-            "dtype": names[spec.dtype],
-            "shape": list(weights.shape),
-            "data_offsets": [offset, offset + len(body)],
-        }
-        bodies.append(body)
-        offset += len(body)
+    for name, shape, _ in tensors:
+        end = offset + int(np.prod(shape)) * (4 if spec.dtype == "float32" else 2)
+        header[name] = {"dtype": names[spec.dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the tensors on an 8-byte boundary
+    checksum = hashlib.sha256()
     with path.open("wb") as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
-        handle.writelines(bodies)
+        bodies = (body for tensor in tensors for body in _pieces(spec, *tensor))
+        for body in chain([len(text).to_bytes(8, "little") + text], bodies):
+            checksum.update(body)
+            handle.write(body)
+    return checksum.hexdigest()
 
 
 def _texts(spec: SyntheticModel) -> dict[str, Any]:
@@ -282,22 +341,24 @@ def _texts(spec: SyntheticModel) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """The weights of a model folder as float32, whatever they are stored as."""
-    header_size = int.from_bytes((path / "model.safetensors").read_bytes()[:8], "little")
-    data = (path / "model.safetensors").read_bytes()
-    header = json.loads(data[8 : 8 + header_size])
-    body = memoryview(data)[8 + header_size :]
-    found = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        part = body[begin:end]
-        if entry["dtype"] == "F32":
-            values = np.frombuffer(part, dtype="<f4")
-        elif entry["dtype"] == "F16":
-            values = np.frombuffer(part, dtype="<f2").astype(np.float32)
-        else:
-            values = (np.frombuffer(part, dtype="<u2").astype("<u4") << np.uint32(16)).view("<f4")
-        found[name] = values.reshape(entry["shape"])
+    """The weights of a model folder as float32, whatever they are stored as and in how many files."""
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        data = file.read_bytes()
+        header_size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_size])
+        body = memoryview(data)[8 + header_size :]
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            found[name] = _decoded(body[begin:end], entry["dtype"]).reshape(entry["shape"])
     return found
+
+
+def _decoded(part: memoryview, dtype: str) -> npt.NDArray[np.float32]:
+    if dtype == "F32":
+        return np.frombuffer(part, dtype="<f4")
+    if dtype == "F16":
+        return np.frombuffer(part, dtype="<f2").astype(np.float32)
+    return (np.frombuffer(part, dtype="<u2").astype("<u4") << np.uint32(16)).view("<f4")

@@ -22,6 +22,8 @@ CALM_NIXL = {
     "kv_connector": "NixlConnector",
     "kv_connector_module_path": "splitbench.serving.calm_nixl",
 }
+# Loaded by prefill engines whose saves are to be waited for.
+WAITED_LMCACHE = {"kv_connector_module_path": "splitbench.serving.waited_lmcache"}
 
 Side = Literal["prefill", "decode"]
 
@@ -48,6 +50,8 @@ def nixl(layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int]) -
         "kv_role": "kv_producer" if side == "prefill" else "kv_consumer",
         "kv_buffer_device": buffer_device(layout, spec),
     }
+    if layout.connector_options:
+        config["kv_connector_extra_config"] = dict(layout.connector_options)
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[0])}
     if spec.cores is not None:
         config |= CALM_NIXL
@@ -81,20 +85,25 @@ def lmcache(
         content |= {"pd_proxy_host": LOOPBACK, "pd_proxy_port": notify}
     else:
         content |= {"pd_peer_host": LOOPBACK, "pd_peer_init_port": inits, "pd_peer_alloc_port": allocs}
-    extra = {"discard_partial_chunks": False, "lmcache_rpc_port": name}
+    extra: dict[str, Any] = {"discard_partial_chunks": False, "lmcache_rpc_port": name}
+    if not sends:
+        extra["skip_last_n_tokens"] = 1
+    waited = WAITED_LMCACHE if sends and layout.lmcache_saves == "waited" else {}
     return Transfer(
         config={
             "kv_connector": "LMCacheConnectorV1",
             "kv_role": "kv_producer" if sends else "kv_consumer",
-            "kv_connector_extra_config": extra | ({} if sends else {"skip_last_n_tokens": 1}),
-        },
+            "kv_connector_extra_config": extra | layout.connector_options,
+        }
+        | waited,
         env={
             "LMCACHE_CONFIG_FILE": "{session}/" + f"{name}.lmcache.yaml",
             "LMCACHE_TRACK_USAGE": "false",
             "PYTHONHASHSEED": "0",  # both sides must name chunks alike
-        },
+        }
+        | ({"PYTHONPATH": "{repository}"} if waited else {}),
         ports=tuple(ports),
-        file=yaml.safe_dump(content, sort_keys=True),
+        file=yaml.safe_dump(content | layout.lmcache_options, sort_keys=True),
     )
 
 

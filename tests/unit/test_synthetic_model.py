@@ -95,6 +95,33 @@ def test_weights_have_the_spread_they_should_have(model: Path) -> None:
     assert not np.array_equal(queries, weights["model.layers.1.self_attn.q_proj.weight"])
 
 
+def test_much_goes_into_several_files_with_the_same_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitbench.serving.synthetic_model._SHARD_BYTES", 5_000_000)
+    record = make_synthetic_model(SMALL, tmp_path / "sharded")
+    files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
+    assert len(files) > 2
+    assert sorted(set(index["weight_map"].values())) == files
+    assert index["metadata"]["total_size"] == 4 * SMALL.parameters
+    for name in files:
+        assert record["sha256"][name] == sha256_file(tmp_path / "sharded" / name)
+        held = safetensors.numpy.load_file(tmp_path / "sharded" / name)
+        assert set(held) == {tensor for tensor, file in index["weight_map"].items() if file == name}
+    one, several = read_weights(model), read_weights(tmp_path / "sharded")
+    assert one.keys() == several.keys()
+    assert all(np.array_equal(one[name], several[name]) for name in one)
+
+
+def test_the_residual_gain_scales_what_layers_add_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    make_synthetic_model(SMALL.model_copy(update={"residual_gain": 0.5}), tmp_path / "half")
+    full, half = read_weights(model), read_weights(tmp_path / "half")
+    for name, weights in full.items():
+        factor = 0.5 if "o_proj" in name or "down_proj" in name else 1.0
+        assert np.allclose(half[name], factor * weights, rtol=1e-6), name
+
+
 def test_the_first_token_of_a_long_prompt_decides_the_answer(model: Path) -> None:
     weights = read_weights(model)
     generator = random.Random(4)

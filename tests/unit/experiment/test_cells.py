@@ -97,3 +97,14 @@ def test_a_port_of_an_engine_is_where_it_listens_not_what_it_is() -> None:
 def test_digests_tell_every_cell_apart() -> None:
     cells = cells_of(edited("matrix", restarts=2, repeats=2))
     assert len({cell.digest for cell in cells.all}) == len(cells)
+
+
+def test_listed_order_is_the_configs_and_changes_no_cell() -> None:
+    listed = edited("matrix", order="listed", concurrency=[8, 1, 4])
+    cells = cells_of(listed)
+    ordered = sorted(cells.all, key=lambda cell: cells.order(cell.cell_id))
+    loads = [(layout, load) for layout in GOOD["layouts"] for load in (8, 1, 4)]
+    assert [(cell.layout, cell.concurrency) for cell in ordered] == loads
+    shuffled = cells_of(edited("matrix", concurrency=[8, 1, 4]))
+    assert set(shuffled.ids) == set(cells.ids)
+    assert [shuffled.order(cell) for cell in shuffled.ids] != [cells.order(cell) for cell in cells.ids]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from splitbench.errors import UserError
 from splitbench.experiment.load import load_experiment
 from splitbench.proxy.options import parse_options
 from splitbench.serving.plan import EnginePlan, Plan, fill
@@ -220,3 +221,48 @@ def test_what_came_later_leaves_the_digest_of_plans_without_it() -> None:
 
 def test_only_known_placeholders_are_filled() -> None:
     assert fill('{model} {"a": {x}} {model}', {"model": "m"}) == 'm {"a": {x}} m'
+
+
+TIMES = {"gpus": [0], "share": "time-sliced", "memory_share": 0.4}
+
+
+def test_further_options_reach_the_connector_and_lmcache() -> None:
+    found = plan(
+        {
+            "kind": "pd",
+            "connector": "lmcache",
+            "connector_options": {"skip_last_n_tokens": 0},
+            "lmcache_options": {"pd_backend_mode": "sync"},
+            "prefill": TIMES,
+            "decode": TIMES,
+        }
+    )
+    for engine in found.engines:
+        extra = transfer(engine)["kv_connector_extra_config"]
+        assert extra["skip_last_n_tokens"] == 0
+        assert extra["lmcache_rpc_port"] == engine.name
+        assert yaml.safe_load(found.files[f"{engine.name}.lmcache.yaml"])["pd_backend_mode"] == "sync"
+        assert "kv_connector_module_path" not in transfer(engine)
+    nixl = {"kind": "pd", "connector": "nixl", "prefill": TIMES, "decode": TIMES}
+    extra = transfer(plan(nixl | {"connector_options": {"num_threads": 1}}).engines[0])
+    assert extra["kv_connector_extra_config"] == {"num_threads": 1}
+    assert "kv_connector_extra_config" not in transfer(plan(nixl).engines[0])
+    with pytest.raises(UserError, match="has no 'lmcache_options'"):
+        plan(nixl | {"lmcache_options": {"chunk_size": 1}})
+
+
+def test_waited_saves_are_the_prefill_engines_own_connector() -> None:
+    layout = {
+        "kind": "pd",
+        "connector": "lmcache",
+        "prefill": TIMES,
+        "decode": TIMES,
+        "lmcache_saves": "waited",
+    }
+    prefill, decode = plan(layout).engines
+    assert transfer(prefill)["kv_connector_module_path"] == "splitbench.serving.waited_lmcache"
+    assert transfer(prefill)["kv_connector"] == "LMCacheConnectorV1"
+    assert prefill.env["PYTHONPATH"] == "{repository}"
+    assert "kv_connector_module_path" not in transfer(decode)
+    with pytest.raises(UserError, match="'lmcache_saves'"):
+        plan(layout | {"connector": "nixl"})
