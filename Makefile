@@ -6,12 +6,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check env lock clean
+.PHONY: demo test check docs pages env lock clean
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
 
-test: .venv/dev.complete check
+test: .venv/dev.complete check docs
 	$(BIN)/python -m pytest
 
 check: .venv/dev.complete
@@ -20,6 +20,14 @@ check: .venv/dev.complete
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
+
+# The users' guide, in site/; dead links and pages without a place in the navigation are errors. No network.
+docs: .venv/dev.complete
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Reference pages and the JSON Schema, made again from the code.
+pages: .venv/workflow.complete
+	$(BIN)/python -m splitbench.manual
 
 env: .venv/workflow.complete
 
@@ -44,4 +52,4 @@ lock: .venv/workflow.complete
 	    envs/$$name.in --output-file envs/$$name.lock || exit 1; done
 
 clean:
-	rm -rf .venv .splitbench .snakemake
+	rm -rf .venv .splitbench .snakemake site

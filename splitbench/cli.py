@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="look at an experiment's config")
     actions = config.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="say what is wrong with a config, a line a problem")
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, help="the experiment's YAML file")
     check.set_defaults(run=_config_check)
     schema = actions.add_parser("schema", help="print the JSON Schema that editors use")
     schema.set_defaults(run=_config_schema)
@@ -59,7 +59,13 @@ def build_parser() -> argparse.ArgumentParser:
     text.add_argument("key", nargs="?", help="as in slo.itl_ms or layouts.NAME.gpus (default: all sections)")
     text.set_defaults(run=_config_explain)
     init = commands.add_parser("init", help="write an experiment to start from, for this machine")
-    init.add_argument("file", nargs="?", type=Path, default=Path("config/experiments/mine.yaml"))
+    init.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("config/experiments/mine.yaml"),
+        help="where to; its name without .yaml becomes the experiment's",
+    )
     init.add_argument(
         "--gpus", type=int, help="plan for so many GPUs; 0: for cores (default: those found here)"
     )
@@ -73,11 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     init.add_argument("--force", action="store_true", help="replace a file that is there")
     init.set_defaults(run=_init)
     completion = commands.add_parser("completion", help="print what a shell needs to complete this command")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
     completion.set_defaults(run=_completion)
     up = commands.add_parser("up", help="start a layout of an experiment and leave it up")
-    up.add_argument("layout")
-    up.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
+    up.add_argument("layout", help="which of the experiment's layouts")
+    up.add_argument(
+        "--configfile", type=Path, default=Path("config/config.yaml"), help="the experiment's YAML file"
+    )
     up.set_defaults(run=_up)
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
