@@ -111,8 +111,11 @@ def _inside(field: Schema, path: str, models: Schema) -> tuple[str, list[tuple[s
 
 
 def _not_null(field: Schema) -> Schema:
+    """Of several choices the only one that isn't null, or the only one that has keys of its own."""
     choices = [choice for choice in field.get("anyOf", ()) if choice.get("type") != "null"]
-    return choices[0] if len(choices) == 1 else field
+    with_keys = [choice for choice in choices if "$ref" in choice]
+    only = choices if len(choices) == 1 else with_keys
+    return only[0] if len(only) == 1 else field
 
 
 def _model(field: Schema, models: Schema) -> Schema:

@@ -153,10 +153,12 @@ model:
 
 def _gpu_layouts(gpus: int) -> str:
     if gpus == 1:
-        return """\
-# One GPU holds one engine: there is nothing to split yet. Two GPUs make the smallest comparison.
+        half = "{gpus: [0], share: {mps_percent: 50}, memory_share: 0.42}"
+        return f"""\
+# Budget: 1 GPU. Two engines share it by CUDA MPS, half of its compute units and a part of its memory each.
 layouts:
-  agg-tp1: {kind: aggregated, gpus: [0]}
+  agg-1gpu: {{kind: aggregated, gpus: [0]}}
+  pd-1gpu: {{kind: pd, connector: nixl, prefill: {half}, decode: {half}}}
 """
     lines = ["layouts:"]
     # Tensor parallel sizes are powers of two: attention heads must divide among the ranks.

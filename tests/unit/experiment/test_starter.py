@@ -34,7 +34,7 @@ def test_gpus_give_arms_of_equal_budgets(gpus: int, budgets: set[int]) -> None:
     assert {plan.budget.count for plan in plans.values()} == budgets
     for budget in budgets:
         kinds = {plan.kind for plan in plans.values() if plan.budget.count == budget}
-        assert kinds == ({"aggregated"} if gpus == 1 else {"aggregated", "replicas", "pd"})
+        assert kinds == ({"aggregated", "pd"} if gpus == 1 else {"aggregated", "replicas", "pd"})
 
 
 @pytest.mark.parametrize(
