@@ -206,14 +206,12 @@ def thresholds_block() -> str:
 
 
 def check_names() -> dict[str, str]:
-    """Every check by its name, with the first line of its text."""
+    """Every check that `all_checks` makes, by its name, with the first line of its text."""
     found = {}
-    for name, function in inspect.getmembers(checks, inspect.isfunction):
-        returns = str(function.__annotations__.get("return", ""))
-        if returns in ("Check", "Check | None") and not name.startswith("_"):
-            found[name.replace("_", "-")] = (
-                (inspect.getdoc(function) or "").split("\n")[0].split("; None")[0].removesuffix(".")
-            )
+    for module, name in re.findall(r"(?:(\w+)\.)?(\w+)\(evidence\)", inspect.getsource(checks.all_checks)):
+        function = getattr(getattr(checks, module) if module else checks, name)
+        first = (inspect.getdoc(function) or "").split("\n")[0]
+        found[name.replace("_", "-")] = first.partition("; None")[0].removesuffix(".")
     return found
 
 
