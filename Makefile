@@ -7,12 +7,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check env lock bundle clean browser
+.PHONY: demo test check docs pages env lock bundle clean browser
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
 
-test: .venv/dev.complete check browser
+test: .venv/dev.complete check docs browser
 	$(BIN)/python -m pytest
 
 check: .venv/dev.complete
@@ -31,6 +31,14 @@ browser:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
 	    chromium fonts-dejavu-core fonts-noto-cjk >/dev/null; \
 	else echo "make browser: no Chromium, and this user may not install it; the page's test will be skipped"; fi
+
+# The users' guide, in site/; dead links and pages without a place in the navigation are errors. No network.
+docs: .venv/dev.complete
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Reference pages and the JSON Schema, made again from the code.
+pages: .venv/workflow.complete
+	$(BIN)/python -m splitbench.manual
 
 env: .venv/workflow.complete
 
@@ -59,4 +67,4 @@ bundle: .venv/workflow.complete
 	$(BIN)/splitbench bundle $(STACK) $(OUT)
 
 clean:
-	rm -rf .venv .splitbench .snakemake
+	rm -rf .venv .splitbench .snakemake site

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,31 +15,78 @@ from splitbench import __version__
 from splitbench.environment import cli_bundle, cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
+from splitbench.experiment.explain import explain
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
 from splitbench.experiment.models import Experiment
+from splitbench.experiment.starter import write_starter
 from splitbench.measuring.estimate import estimate
 from splitbench.measuring.stage import places
 from splitbench.serving import commands as sessions
 from splitbench.serving.session import SessionRequest
 from splitbench.tables import cli_import, cli_sql
-from splitbench.workflow import Workflow, say
+from splitbench.workflow import QUIET, REPOSITORY, Workflow, say
+
+EXIT_CODES = {
+    0: "done; for `config check`: nothing is wrong",
+    1: "something that you can mend: one line on standard error for each problem, with file, key and mend",
+    2: "the command line itself is wrong; the usage is printed",
+    130: "interrupted (Ctrl-C); what was started is being ended",
+    141: "whoever read the output has gone (as in `splitbench sql ... | head`)",
+}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's error is one line on stderr and exit code 1."""
-    parser = argparse.ArgumentParser(prog="splitbench", description=__doc__)
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line; the reference page and the shells' completion are made from it."""
+    codes = "\n".join(f"  {code:3d}  {meaning}" for code, meaning in EXIT_CODES.items())
+    parser = argparse.ArgumentParser(
+        prog="splitbench",
+        description=__doc__,
+        epilog=f"exit codes:\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"splitbench {__version__}")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no lines of progress, errors only")
     commands = parser.add_subparsers(dest="command", required=True)
     config = commands.add_parser("config", help="look at an experiment's config")
     actions = config.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="say what is wrong with a config, a line a problem")
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, help="the experiment's YAML file")
     check.set_defaults(run=_config_check)
     schema = actions.add_parser("schema", help="print the JSON Schema that editors use")
     schema.set_defaults(run=_config_schema)
+    text = actions.add_parser(
+        "explain", help="say what a key means, its default, and what a change runs again"
+    )
+    text.add_argument("key", nargs="?", help="as in slo.itl_ms or layouts.NAME.gpus (default: all sections)")
+    text.set_defaults(run=_config_explain)
+    init = commands.add_parser("init", help="write an experiment to start from, for this machine")
+    init.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path("config/experiments/mine.yaml"),
+        help="where to; its name without .yaml becomes the experiment's",
+    )
+    init.add_argument(
+        "--gpus", type=int, help="plan for so many GPUs; 0: for cores (default: those found here)"
+    )
+    init.add_argument("--model", help="hub id or folder of the model")
+    init.add_argument(
+        "--serving-python",
+        type=Path,
+        default=Path(".splitbench/envs/cuda/bin/python"),
+        help="interpreter of a serving environment, for GPUs",
+    )
+    init.add_argument("--force", action="store_true", help="replace a file that is there")
+    init.set_defaults(run=_init)
+    completion = commands.add_parser("completion", help="print what a shell needs to complete this command")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
+    completion.set_defaults(run=_completion)
     up = commands.add_parser("up", help="start a layout of an experiment and leave it up")
-    up.add_argument("layout")
-    up.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
+    up.add_argument("layout", help="which of the experiment's layouts")
+    up.add_argument(
+        "--configfile", type=Path, default=Path("config/config.yaml"), help="the experiment's YAML file"
+    )
     up.set_defaults(run=_up)
     cost = commands.add_parser(
         "estimate", help="cells, wall time, accelerator hours and samples before a run"
@@ -52,7 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     cli_bundle.add_commands(commands)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's error is one line on stderr and exit code 1."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.quiet:
+        os.environ[QUIET] = "1"  # for what it starts, too
     try:
         return int(arguments.run(arguments))
     except UserError as error:
@@ -63,6 +119,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+
+
+def _config_explain(arguments: argparse.Namespace) -> int:
+    sys.stdout.write(explain(arguments.key))
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    file: Path = arguments.file
+    made_for = write_starter(
+        file,
+        gpus=arguments.gpus,
+        python=arguments.serving_python,
+        model=arguments.model,
+        schema=REPOSITORY / "config" / "schema.json",
+        force=arguments.force,
+    )
+    print(f"{file}: written for {made_for}; edit it, then: splitbench config check {shlex.quote(str(file))}")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    parser = build_parser()
+    for each in _parsers(parser):
+        for action in each._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=arguments.shell))
+    return 0
+
+
+def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A parser and all of its sub-commands' parsers."""
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in dict.fromkeys(action.choices.values()):
+                found += _parsers(child)
+    return found
 
 
 def _config_check(arguments: argparse.Namespace) -> int:

@@ -31,6 +31,8 @@ from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
+# Set to anything: no lines of progress, from the command line or from rules.
+QUIET = "SPLITBENCH_QUIET"
 REPOSITORY = Path(splitbench.__file__).resolve().parent.parent
 
 
@@ -193,7 +195,9 @@ def store() -> Path:
 
 
 def say(line: str) -> None:
-    """One line for a person who watches."""
+    """One line for a person who watches; with `SPLITBENCH_QUIET` set only errors are."""
+    if os.environ.get(QUIET) and not line.startswith("error: "):
+        return
     sys.stderr.write(f"splitbench: {line}\n")
     sys.stderr.flush()
 

@@ -170,7 +170,7 @@ class Section(BaseModel):
 class Stack(Section):
     """The pinned serving software: built from a lock by the workflow, or an environment that is there already."""
 
-    name: Name
+    name: Name = Field(description="what this stack is called in paths and reports")
     lock: Path | None = Field(None, description="lock file from which the serving environment is built")
     python: Path | None = Field(None, description="interpreter of a serving environment made elsewhere")
     packages: dict[str, str] = Field(
@@ -302,7 +302,7 @@ class EngineSpec(EngineDefaults):
 class AggregatedLayout(EngineSpec):
     """One engine that does prefill and decode."""
 
-    kind: Literal["aggregated"]
+    kind: Literal["aggregated"] = Field(description="one engine that does prefill and decode")
 
     def engines(self) -> list[EngineSpec]:
         """The layout's engines."""
@@ -316,8 +316,8 @@ TRACE = "the proxy writes a line per request into the session's logs: when each 
 class ReplicasLayout(EngineDefaults):
     """Several equal aggregated engines behind a round-robin front."""
 
-    kind: Literal["replicas"]
-    replicas: Annotated[list[EngineSpec], Field(min_length=2)]
+    kind: Literal["replicas"] = Field(description="equal engines behind a round-robin front")
+    replicas: Annotated[list[EngineSpec], Field(min_length=2, description="the engines, two or more")]
     router: Router = Field("builtin", description=ROUTER)
     trace: bool = Field(False, description=TRACE)
 
@@ -338,10 +338,10 @@ Engines = Annotated[list[EngineSpec], BeforeValidator(_one_or_many), Field(min_l
 class PdLayout(EngineDefaults):
     """Prefill engines and decode engines with a proxy in front."""
 
-    kind: Literal["pd"]
+    kind: Literal["pd"] = Field(description="prefill and decode on engines of their own")
     connector: Connector = Field(description="how KV cache moves from prefill to decode")
-    prefill: Engines
-    decode: Engines
+    prefill: Engines = Field(description="one engine or a list: those that compute prompts")
+    decode: Engines = Field(description="one engine or a list: those that make the tokens")
     first_token: FirstToken | None = Field(
         None, description="who makes the first token; default by connector"
     )
@@ -415,10 +415,14 @@ class Prompts(Section):
 class Workload(Section):
     """What a request looks like and how requests arrive."""
 
-    dataset: Literal["random"] = "random"
-    input_tokens: PositiveInt
-    output_tokens: PositiveInt
-    prompts: Prompts = Prompts()
+    dataset: Literal["random"] = Field(
+        "random", description="where prompts come from: random tokens, exact lengths"
+    )
+    input_tokens: PositiveInt = Field(description="tokens in every prompt")
+    output_tokens: PositiveInt = Field(
+        description="tokens in every answer, whatever the model says (ignore-eos)"
+    )
+    prompts: Prompts = Field(Prompts(), description="how many prompts a cell sends")
     warmup_per_concurrency: NonNegativeInt = Field(
         1, description="warm-up requests per unit of concurrency, with prompts that are not measured"
     )
@@ -428,7 +432,9 @@ class Workload(Section):
 class Matrix(Section):
     """The axes of the experiment; every combination is a cell."""
 
-    concurrency: Annotated[list[PositiveInt], Field(min_length=1)]
+    concurrency: Annotated[
+        list[PositiveInt], Field(min_length=1, description="requests in flight (closed loop)")
+    ]
     order: Literal["random", "listed"] = Field(
         "random",
         description="of the cells: random in blocks, or as the config lists them (when a run may be cut short)",
@@ -446,9 +452,13 @@ class Matrix(Section):
 class Slo(Section):
     """What the service must keep; in milliseconds at the given percentile."""
 
-    itl_ms: PositiveFloat | None = None
-    ttft_ms: PositiveFloat | None = None
-    percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+    itl_ms: PositiveFloat | None = Field(None, description="limit on the gap between tokens, in milliseconds")
+    ttft_ms: PositiveFloat | None = Field(
+        None, description="limit on the time to first token, in milliseconds"
+    )
+    percentile: Annotated[float, Field(gt=0, lt=100)] = Field(
+        99.0, description="the percentile that must keep the limits, in percent"
+    )
 
 
 class Price(Section):
@@ -469,12 +479,25 @@ class Rates(Section):
 class Thresholds(Section):
     """When a cell counts; the defaults and their reasons are in docs/method.md."""
 
-    input_tokens_off_percent: PositiveFloat = 0.5
-    coalesced_warn_percent: PositiveFloat = 1.0
-    coalesced_invalid_percent: PositiveFloat = 5.0
-    coalesced_below_ms: PositiveFloat = 0.2
-    prefix_hit_percent: PositiveFloat = 1.0
-    kv_moved_percent: PositiveFloat = 99.0
+    input_tokens_off_percent: PositiveFloat = Field(
+        0.5, description="tokens: a prompt's length may be off by this much"
+    )
+    coalesced_warn_percent: PositiveFloat = Field(
+        1.0, description="coalescing: warn above this share of merged or near-zero gaps"
+    )
+    coalesced_invalid_percent: PositiveFloat = Field(
+        5.0, description="coalescing: refuse above this share of merged or near-zero gaps"
+    )
+    coalesced_below_ms: PositiveFloat = Field(
+        0.2,
+        description="coalescing: a gap below this, or below a tenth of the median if that is less, is near zero",
+    )
+    prefix_hit_percent: PositiveFloat = Field(
+        1.0, description="fresh-prompts: this share of prompt tokens may come from the prefix cache"
+    )
+    kv_moved_percent: PositiveFloat = Field(
+        99.0, description="kv-moved: decoders must have loaded this share of the prompt tokens"
+    )
 
 
 class FigureSettings(Section):
@@ -518,17 +541,21 @@ class Experiment(Section):
     """One experiment: what is compared, under which load, on which software."""
 
     experiment: Name = Field(description="its name, and the folder of its results")
-    title: str = ""
+    title: str = Field("", description="the report's headline")
     check: Literal["fail", "warn"] = Field(
         "fail", description="when the machine does not fit: stop before the first cell, or go on and say so"
     )
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, description="from which prompts and the order of cells are drawn")
     stack: Stack
     model: Model
     node: Node = Node()
     engine: EngineDefaults = EngineDefaults()
-    layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
-    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    layouts: Annotated[dict[Name, Layout], Field(min_length=1)] = Field(
+        description="the arms that are compared, by name"
+    )
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(
+        description="kinds of requests, by name; each is measured at every load on every layout"
+    )
     matrix: Matrix
     slo: Slo = Slo()
     margin_percent: PositiveFloat = Field(
@@ -542,7 +569,9 @@ class Experiment(Section):
     language: Literal["en", "ja"] = Field("en", description="of the report")
     thresholds: Thresholds = Thresholds()
     figures: dict[FigureName, FigureSettings] = Field(
-        default_factory=_default_figures, description="which figures are drawn for every workload, and how"
+        default_factory=_default_figures,
+        description="which figures are drawn for every workload, and how; default: itl_by_concurrency, "
+        "itl_of_layouts, ttft_of_layouts",
     )
 
     def figure_spec(self, figure: FigureName, workload: str) -> FigureSpec:

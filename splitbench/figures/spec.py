@@ -39,11 +39,15 @@ class Window(_Frozen):
     takes a logarithmic axis where the largest value is far above the medians.
     """
 
-    x_min_ms: float | None = Field(default=None, ge=0)
-    x_max_ms: float | None = Field(default=None, gt=0)
-    y_min: float = Field(default=0.0, ge=0, lt=1)
-    y_max: float = Field(default=1.0, gt=0, le=1)
-    x_scale: Literal["auto", "linear", "log"] = "auto"
+    x_min_ms: float | None = Field(default=None, ge=0, description="left end of the latency axis")
+    x_max_ms: float | None = Field(default=None, gt=0, description="right end of the latency axis")
+    y_min: float = Field(
+        default=0.0, ge=0, lt=1, description="lower end of the share of values (0.9: the tail)"
+    )
+    y_max: float = Field(default=1.0, gt=0, le=1, description="upper end of the share of values")
+    x_scale: Literal["auto", "linear", "log"] = Field(
+        default="auto", description="auto: logarithmic where tails are far from medians"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Window:

@@ -61,16 +61,22 @@ class SyntheticModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    hidden_size: int = Field(default=384, ge=32, le=8192)
-    layers: int = Field(default=4, ge=1, le=128)
-    heads: int = Field(default=6, ge=1)
-    kv_heads: int = Field(default=6, ge=1)
-    intermediate_size: int = Field(default=1024, ge=32)
+    hidden_size: int = Field(default=384, ge=32, le=8192, description="width of the model")
+    layers: int = Field(default=4, ge=1, le=128, description="number of transformer layers")
+    heads: int = Field(default=6, ge=1, description="attention heads")
+    kv_heads: int = Field(
+        default=6, ge=1, description="heads that have keys and values; KV cache grows with them"
+    )
+    intermediate_size: int = Field(default=1024, ge=32, description="width inside the feed-forward part")
     # The random dataset walks consecutive ids: with fewer, prompts begin to share prefixes.
-    vocabulary: int = Field(default=32_000, ge=32_000, le=1_000_000)
-    max_model_len: int = Field(default=4096, ge=128)
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocabulary: int = Field(default=32_000, ge=32_000, le=1_000_000, description="number of tokens")
+    max_model_len: int = Field(
+        default=4096, ge=128, description="longest prompt and answer together, in tokens"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="from which the weights are drawn")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="type of the weights on disk"
+    )
     residual_gain: float | None = Field(
         default=None,
         gt=0,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from splitbench.errors import UserError
 from splitbench.tables.importers import import_file
+from splitbench.tables.schema import TABLES
 
 HELP = "import result files of vLLM, SGLang, AIPerf, GenAI-Perf, guidellm, inference-perf, InferenceX or HF"
 
@@ -27,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("results/imported/cells"),
         help="folder of the cells (default: results/imported/cells)",
     )
+    # Each fills the column of its name.
+    meaning = {column.name: column.meaning.replace("%", "%%") for column in TABLES["cells"].columns}
     known = parser.add_argument_group("what the files do not say")
     for name in _TEXT:
-        known.add_argument(f"--{name.replace('_', '-')}")
+        known.add_argument(f"--{name.replace('_', '-')}", help=meaning[name])
     for name in _WHOLE:
-        known.add_argument(f"--{name.replace('_', '-')}", type=int)
-    known.add_argument("--request-rate", type=float)
-    known.add_argument("--kind", choices=("aggregated", "pd", "replicas"))
-    known.add_argument("--first-token", choices=("prefiller", "decoder"))
-    known.add_argument("--budget-kind", choices=("cores", "gpus"))
+        known.add_argument(f"--{name.replace('_', '-')}", type=int, help=meaning[name])
+    known.add_argument("--request-rate", type=float, help=meaning["request_rate"])
+    known.add_argument("--kind", choices=("aggregated", "pd", "replicas"), help=meaning["kind"])
+    known.add_argument("--first-token", choices=("prefiller", "decoder"), help=meaning["first_token"])
+    known.add_argument("--budget-kind", choices=("cores", "gpus"), help=meaning["budget_kind"])
 
 
 def run(args: argparse.Namespace) -> int:
