@@ -46,10 +46,7 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
         "break_even": [
             _break_even(line, verdict, words) for line in verdict["break_even"] if line["places"] > 1
         ],
-        "asymmetries": [
-            f"{entry.get('fact', '')}: {', '.join(map(str, entry.get('values', [])))}"
-            for entry in verdict["asymmetries"]
-        ],
+        "asymmetries": [entry["reason"] for entry in verdict["asymmetries"]],
         "invalid": verdict["invalid_cells"],
     }
 

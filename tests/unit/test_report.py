@@ -253,7 +253,7 @@ def test_the_verdict_comes_first_and_claims_follow(language: Language) -> None:
         assert explain(verdict, language) in text
         assert advise(verdict, language) in text
     assert html.count('class="card verdict') == 2
-    assert "enforce_eager: True, False" in text
+    assert "enforce_eager: agg-tp4 true, pd-tp2 false" in text
     for claim in facts["claims"]:
         assert claim["claim"] in text
     assert html.count('<div class="claim">') == 3

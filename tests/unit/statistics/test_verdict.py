@@ -167,11 +167,15 @@ def test_break_even_along_concurrency_and_input_length():
 
 def test_only_equal_budgets_are_compared_and_asymmetries_go_beside():
     found = pools(by_layout(steady(20), steady(10)), layouts=("agg4", "pd4", "agg8", "pd8"))
-    told = [{"layouts": ["agg8", "pd8"], "fact": "enforce_eager", "values": ["true", "false"]}]
+    told = [{"layouts": ["agg8", "pd8"], "reason": "enforce_eager: agg8 true, pd8 false"}]
     pairs = {(v["reference"], v["layout"]): v for v in verdicts(found, SLO, 5, told)}
     assert set(pairs) == {("agg4", "pd4"), ("agg8", "pd8")}
     assert pairs["agg8", "pd8"]["asymmetries"] == told
     assert pairs["agg4", "pd4"]["asymmetries"] == []
+    of_budget = [{"budget": "4 GPUs", "reason": "dtype: agg4 bfloat16, pd4 float16"}]
+    pairs = {(v["reference"], v["layout"]): v for v in verdicts(found, SLO, 5, of_budget)}
+    assert pairs["agg4", "pd4"]["asymmetries"] == of_budget
+    assert pairs["agg8", "pd8"]["asymmetries"] == []
 
 
 def test_ttfts_of_different_content_are_not_compared():
