@@ -32,6 +32,7 @@ class Report:
         stack: facts about the pinned software, as label and value.
         machine: facts about the machine, as label and value.
         plans: the layouts' launch plans.
+        facts: per layout, what its engines said of themselves: text by fact and engine.
         rerun: what to run for what, as purpose and command.
         code_version: of the workflow that wrote the report.
         slo: what was asked of latencies; empty where nothing was.
@@ -50,6 +51,7 @@ class Report:
     stack: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     plans: Sequence[Plan] = ()
+    facts: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     rerun: Sequence[tuple[str, str]] = ()
     code_version: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)

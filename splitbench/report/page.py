@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def render(report: Report) -> str:
         checks=sorted({str(name) for name in measured.checks["check"]}),
         outcomes=_outcomes(measured),
         figures=[_figure(stem, report) for stem in report.figures],
-        plans=[_plan(plan) for plan in report.plans],
+        plans=[_plan(plan) | {"facts": _facts(report.facts.get(plan.layout, {}))} for plan in report.plans],
     )
 
 
@@ -147,6 +148,13 @@ def _is_wide(png: Path) -> bool:
     head = png.read_bytes()[16:24]
     width = int.from_bytes(head[:4], "big")
     return width > 1500
+
+
+def _facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Engines as columns, facts as rows; empty where no engine said anything."""
+    engines = list(dict.fromkeys(engine for values in facts.values() for engine in values))
+    rows = [(fact, [values.get(engine, "–") for engine in engines]) for fact, values in sorted(facts.items())]
+    return {"engines": engines, "rows": rows}
 
 
 def _plan(plan: Any) -> dict[str, Any]:
