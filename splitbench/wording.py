@@ -67,6 +67,7 @@ NEXT: Mapping[Language, Mapping[str, str]] = {
         "more_units": "Add repeats or restarts: {units} independent units of level '{level}' leave it open.",
         "set_slo": "Set limits in slo, so that it is known which latency counts.",
         "tighter_slo": "Set the limit in slo that your users feel; both layouts are on the same side of this one.",
+        "between_loads": "Measure between c={load:g} and c={above:g}, where both layouts lose the SLO.",
         "higher_load": "Measure above c={load:g}: nothing parts the layouts up to there.",
     },
     "ja": {
@@ -77,6 +78,7 @@ NEXT: Mapping[Language, Mapping[str, str]] = {
         "more_units": "測定または再起動を増やす: 独立な単位 ({level}) {units} 個では決まらない。",
         "set_slo": "どの遅延を重視するか分かるように slo に上限を設定する。",
         "tighter_slo": "利用者が実際に感じる上限を slo に設定する。今の上限では両構成が同じ側にある。",
+        "between_loads": "両構成が SLO を守れなくなる c={load:g} と c={above:g} の間を測る。",
         "higher_load": "c={load:g} より高い負荷を測る。そこまででは差がつかない。",
     },
 }

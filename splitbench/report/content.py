@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
+from splitbench.figures.measured import Layout, Measured, Metric, Sample
 from splitbench.report.words import Words
 from splitbench.serving.plan import Plan
 from splitbench.statistics.clusters import Clustered, clustered_quantile
@@ -294,7 +294,7 @@ def _cell_row(
     return CellRow(
         cell_id=cell_id,
         layout=layout.name,
-        kind=KIND_WORDS[layout.kind],
+        kind=layout.kind,
         budget=layout.budget,
         load=load,
         run=f"{row['restart']}-{row['repeat']}",

@@ -27,7 +27,7 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
     budget = str(Budget(kind=verdict["budget"]["kind"], count=verdict["budget"]["count"]))
     deciding = [one for one in verdict["differences"] if one["deciding"]]
     return {
-        "title": words("within", workload=verdict["workload"], budget=budget),
+        "title": words("within", workload=verdict["workload"], budget=words.budget(budget)),
         "names": (verdict["reference"], verdict["layout"]),
         "pair": words("against", layout=verdict["layout"], reference=verdict["reference"]),
         "load": "" if verdict["load"] is None else words("at_load", load=f"{verdict['load']:g}"),

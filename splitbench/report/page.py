@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from splitbench.errors import UserError
-from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric
+from splitbench.figures.measured import Layout, Measured, Metric
 from splitbench.files import read_json, write_text
 from splitbench.report.content import CELL_PERCENTILES, Effect, Growth, Report, cell_rows, effects, ms
 from splitbench.report.judged import claim_card, input_line, verdict_card
@@ -84,14 +84,16 @@ def _sentence(effect: Effect, words: Words) -> dict[str, Any]:
     name = latency(effect.metric, f"p{effect.percentile:g}", words.language)
     return {
         "workload": effect.workload,
-        "lead": words("lead", low=effect.low, high=effect.high, budget=effect.budget, name=name),
+        "lead": words(
+            "lead", low=effect.low, high=effect.high, budget=words.budget(effect.budget), name=name
+        ),
         "arms": [_growth(growth, words) for growth in effect.growths],
         "support": effect.support,
     }
 
 
 def _growth(growth: Growth, words: Words) -> dict[str, Any]:
-    arm = {"name": growth.layout.name, "kind": KIND_WORDS[growth.layout.kind]}
+    arm = {"name": growth.layout.name, "kind": words(f"kind_{growth.layout.kind}")}
     if growth.low is None or growth.high is None or growth.factor is None:
         why = growth.why_not or words("no_value")
         return {**arm, "text": words("no_comparison", why=why), "factor": ""}

@@ -274,7 +274,10 @@ class _Case:
             return {"code": "more_units", "units": units, "level": codes["unclear"]["level"]}
         if "mixed" in codes:
             return {"code": "set_slo" if not self.limits.limits else "tighter_slo"}
-        if "no_difference" in codes and load == self.shared[-1]:
+        if "no_difference" in codes and load is not None:
+            above = [other for other in self.shared if other > load]
+            if above:
+                return {"code": "between_loads", "load": load, "above": above[0]}
             return {"code": "higher_load", "load": load}
         if outcome != "undecided" and load == self.shared[-1] and self.limits.limits:
             both = all(self.keeps(arm, load)[0] for arm in (self.reference, self.layout))

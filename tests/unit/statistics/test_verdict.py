@@ -112,6 +112,14 @@ def test_the_slo_chooses_the_load_that_decides():
     assert one(verdicts(pools(grown), {**SLO, "itl_ms": None}, 5))["load"] == 32
 
 
+def test_equal_layouts_are_parted_where_both_lose_the_slo():
+    alike = by_layout(lambda m, load: 15 + load, lambda m, load: 15.1 + load)
+    verdict = one(verdicts(pools(alike, requests=1000, loads=[8, 32]), SLO, 20))
+    assert (verdict["outcome"], verdict["reasons"][0]["code"]) == ("undecided", "no_difference")
+    assert verdict["next"] == {"code": "between_loads", "load": 8, "above": 32}
+    assert "between c=8 and c=32" in advise(verdict, "en")
+
+
 def test_the_slo_settles_latencies_that_disagree():
     mixed = by_layout(
         lambda metric, load: 40 if metric == "itl_ms" else 100,
