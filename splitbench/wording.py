@@ -130,9 +130,10 @@ def percent(share: float | None) -> str:
     return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.1f} %"
 
 
-def bracket(low: float | None, high: float | None) -> str:
+def bracket(low: float | None, high: float | None, language: Language) -> str:
     """`[-20 % to -5 %]`; nothing where an end is missing."""
-    return "" if low is None or high is None else f" [{percent(low)} to {percent(high)}]"
+    between = {"en": "to", "ja": "〜"}[language]
+    return "" if low is None or high is None else f" [{percent(low)} {between} {percent(high)}]"
 
 
 def latency(metric: str, statistic: str, language: Language) -> str:
@@ -158,7 +159,7 @@ def _filled(reason: Mapping[str, Any], verdict: Mapping[str, Any], language: Lan
         facts["name"] = latency(reason["metric"], reason["statistic"], language)
     if "change" in reason:
         facts["change"] = _change(reason["change"], language)
-        facts["interval"] = bracket(reason["low"], reason["high"]) if reason["supported"] else ""
+        facts["interval"] = bracket(reason["low"], reason["high"], language) if reason["supported"] else ""
     if "worse" in reason:
         facts["other"] = latency(reason["worse"]["metric"], reason["worse"]["statistic"], language)
     return REASONS[language][reason["code"]].format(**facts)
