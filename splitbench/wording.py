@@ -67,6 +67,7 @@ NEXT: Mapping[Language, Mapping[str, str]] = {
         "more_units": "Add repeats or restarts: {units} independent units of level '{level}' leave it open.",
         "set_slo": "Set limits in slo, so that it is known which latency counts.",
         "tighter_slo": "Set the limit in slo that your users feel; both layouts are on the same side of this one.",
+        "between_loads": "Measure between c={load:g} and c={above:g}, where both layouts lose the SLO.",
         "higher_load": "Measure above c={load:g}: nothing parts the layouts up to there.",
     },
     "ja": {
@@ -77,6 +78,7 @@ NEXT: Mapping[Language, Mapping[str, str]] = {
         "more_units": "測定または再起動を増やす: 独立な単位 ({level}) {units} 個では決まらない。",
         "set_slo": "どの遅延を重視するか分かるように slo に上限を設定する。",
         "tighter_slo": "利用者が実際に感じる上限を slo に設定する。今の上限では両構成が同じ側にある。",
+        "between_loads": "両構成が SLO を守れなくなる c={load:g} と c={above:g} の間を測る。",
         "higher_load": "c={load:g} より高い負荷を測る。そこまででは差がつかない。",
     },
 }
@@ -128,9 +130,10 @@ def percent(share: float | None) -> str:
     return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.1f} %"
 
 
-def bracket(low: float | None, high: float | None) -> str:
+def bracket(low: float | None, high: float | None, language: Language) -> str:
     """`[-20 % to -5 %]`; nothing where an end is missing."""
-    return "" if low is None or high is None else f" [{percent(low)} to {percent(high)}]"
+    between = {"en": "to", "ja": "〜"}[language]
+    return "" if low is None or high is None else f" [{percent(low)} {between} {percent(high)}]"
 
 
 def latency(metric: str, statistic: str, language: Language) -> str:
@@ -156,7 +159,7 @@ def _filled(reason: Mapping[str, Any], verdict: Mapping[str, Any], language: Lan
         facts["name"] = latency(reason["metric"], reason["statistic"], language)
     if "change" in reason:
         facts["change"] = _change(reason["change"], language)
-        facts["interval"] = bracket(reason["low"], reason["high"]) if reason["supported"] else ""
+        facts["interval"] = bracket(reason["low"], reason["high"], language) if reason["supported"] else ""
     if "worse" in reason:
         facts["other"] = latency(reason["worse"]["metric"], reason["worse"]["statistic"], language)
     return REASONS[language][reason["code"]].format(**facts)

@@ -34,6 +34,7 @@ from splitbench.workflow import Workflow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = REPOSITORY / "config" / "experiments" / "sakura-h100.yaml"
+LAYOUTS = ("agg-tp4", "pd-tp2", "agg-tp8", "pd-tp4")  # those that the source measured
 ALL = [name for name in FIGURE_NAMES if name not in ("telemetry", "handoff_gap_by_concurrency")]
 MACHINE = {
     "serving": {"packages": {"vllm": "0.11.0"}},
@@ -49,6 +50,7 @@ MACHINE = {
 def config(figures: str) -> dict[str, Any]:
     """The reference experiment, with all figures where asked."""
     read = read_yaml(CONFIG)
+    read["layouts"] = {name: read["layouts"][name] for name in LAYOUTS}
     if figures == "all":
         read["figures"] = {name: {} for name in ALL} | read["figures"]
     return read

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from splitbench.errors import UserError
 from splitbench.figures.curves import METRIC_AXES, Drawn, about, cells_of, samples_sentence
 from splitbench.figures.measured import Layout, Measured, Metric, Sample
+from splitbench.figures.nothing import nothing
 from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import styled
@@ -33,7 +33,7 @@ def variance_bars(measured: Measured, spec: FigureSpec) -> Drawn:
     What one start or one run cannot tell from the level below is hatched in the margin, not guessed.
 
     Raises:
-        UserError: no such workload or layout, no shared concurrency, or no latencies.
+        UserError: no such workload or layout, or no shared concurrency.
     """
     layouts = measured.layouts(spec.workload, spec.layouts)
     concurrency = spec.concurrency or measured.highest_shared(spec.workload, layouts, valid=True)
@@ -46,11 +46,9 @@ def variance_bars(measured: Measured, spec: FigureSpec) -> Drawn:
                 if sample.valid and sample.values.size:
                     rows += _rows(sample, _split(measured, sample))
     if not rows:
-        raise UserError(
-            f"no valid latencies of single requests at c={concurrency}, workload '{spec.workload}'",
-            where="figures: variance_split",
-            mend="choose a concurrency with valid cells",
-        )
+        cells, invalid = cells_of(samples)
+        why = f"No valid latencies of single requests at c={concurrency}, workload {spec.workload}."
+        return nothing(spec, f"Where the spread comes from, workload {spec.workload}", why, cells, invalid)
     data = pd.DataFrame(rows)
     with styled():
         panels = [[Panel(METRIC_AXES[metric].removesuffix(" (ms)"))] for metric in _METRICS]

@@ -17,6 +17,7 @@ from splitbench.errors import UserError
 from splitbench.figures.curves import METRIC_SHORT, Drawn, cells_of, mark_style, samples_sentence
 from splitbench.figures.load import dress_loads
 from splitbench.figures.measured import Layout, Measured, Metric
+from splitbench.figures.nothing import nothing
 from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Entry, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import NEUTRAL, layout_strokes, percentile_name, styled
@@ -44,7 +45,7 @@ def break_even_lines(measured: Measured, spec: FigureSpec) -> Drawn:
             mend="leave this figure out",
         )
     statistic = statistic_of(spec.percentiles[-1])
-    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     places: list[dict[str, Any]] = []
     panels: list[list[Metric]] = [[] for _ in _METRICS]
     for panel, metric in enumerate(_METRICS):
@@ -59,16 +60,19 @@ def break_even_lines(measured: Measured, spec: FigureSpec) -> Drawn:
                 one = compared(pools, spec.workload, reference.name, layout.name, load, same, statistic)
                 if one is not None:
                     line.append((load, one))
-                    rows.append(_row(panel, layouts[layout.name], reference.name, one))
+                    lines.append(_row(panel, layouts[layout.name], reference.name, one))
             panels[panel].append(same)  # type: ignore[arg-type]
             found = {"panel": panel, "reference": reference.name, "layout": layout.name, "metric": same}
             places.append(found | break_even_of(line))
-    data = pd.DataFrame(rows)
+    data = pd.DataFrame(lines)
     if data.empty or not np.isfinite(data["change"]).any():
-        raise UserError(
-            f"no load of workload '{spec.workload}' has valid cells of both layouts of a pair",
-            where="figures: break_even",
-            mend="measure the invalid cells again",
+        rows = measured.cells[measured.cells["workload"] == spec.workload]
+        return nothing(
+            spec,
+            f"What PD changes, by concurrency, workload {spec.workload}",
+            f"No load of workload {spec.workload} has valid cells of both layouts of a pair.",
+            tuple(sorted(rows["cell_id"])),
+            tuple(sorted(rows.loc[rows["verdict"] == "invalid", "cell_id"])),
         )
     return _drawn(measured, spec, data, places, [layouts[arm.name] for _, arm in arms], panels)
 

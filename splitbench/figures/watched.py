@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from splitbench.errors import UserError
 from splitbench.figures.curves import Drawn
 from splitbench.figures.measured import Layout, Measured
+from splitbench.figures.nothing import nothing
 from splitbench.figures.sheet import COLUMN_IN, PAGE_IN, Panel, sheet
 from splitbench.figures.spec import FigureSpec
 from splitbench.figures.style import BUDGET_COLOURS, styled
@@ -27,7 +27,7 @@ def telemetry(measured: Measured, spec: FigureSpec) -> Drawn:
     """One cell per layout, at one concurrency, in columns side by side (two layouts at most).
 
     Raises:
-        UserError: no such workload or layout, or nothing was watched.
+        UserError: no such workload or layout, or no shared concurrency.
     """
     layouts = measured.layouts(spec.workload, spec.layouts)
     concurrency = spec.concurrency or measured.highest_shared(spec.workload, layouts, valid=True)
@@ -47,11 +47,8 @@ def telemetry(measured: Measured, spec: FigureSpec) -> Drawn:
                 found.append((layout, str(row["cell_id"]), row["verdict"] != "invalid", samples))
                 break
     if not found:
-        raise UserError(
-            f"nothing was watched during the cells of workload '{spec.workload}' at c={concurrency}",
-            where="figures: telemetry",
-            mend="leave this figure out",
-        )
+        why = f"Nothing was watched during the cells of workload {spec.workload} at c={concurrency}."
+        return nothing(spec, f"Telemetry at c={concurrency}, workload {spec.workload}", why)
     metrics = _chosen([samples for *_, samples in found])
     data = pd.concat(
         [

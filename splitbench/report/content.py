@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from splitbench.environment.neighbours import strangers
 from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
+=======
+from splitbench.figures.measured import Layout, Measured, Metric, Sample
+>>>>>>> verdict
 from splitbench.report.words import Words
 from splitbench.serving.plan import Plan
 from splitbench.statistics.clusters import Clustered, clustered_quantile
@@ -33,6 +37,7 @@ class Report:
         stack: facts about the pinned software, as label and value.
         machine: facts about the machine, as label and value.
         plans: the layouts' launch plans.
+        facts: per layout, what its engines said of themselves: text by fact and engine.
         rerun: what to run for what, as purpose and command.
         code_version: of the workflow that wrote the report.
         slo: what was asked of latencies; empty where nothing was.
@@ -51,6 +56,7 @@ class Report:
     stack: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     plans: Sequence[Plan] = ()
+    facts: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     rerun: Sequence[tuple[str, str]] = ()
     code_version: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -300,7 +306,7 @@ def _cell_row(
     return CellRow(
         cell_id=cell_id,
         layout=layout.name,
-        kind=KIND_WORDS[layout.kind],
+        kind=layout.kind,
         budget=layout.budget,
         load=load,
         run=f"{row['restart']}-{row['repeat']}",

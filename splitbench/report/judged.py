@@ -9,7 +9,7 @@ from typing import Any
 from splitbench.report.content import ms
 from splitbench.report.words import Words
 from splitbench.serving.plan import Budget
-from splitbench.wording import CLAIM_REASONS, OUTCOMES, advise, bracket, explain, latency, percent
+from splitbench.wording import CLAIM_REASONS, OUTCOMES, Language, advise, bracket, explain, latency, percent
 
 _CLASSES = {
     "wins": "good",
@@ -27,7 +27,7 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
     budget = str(Budget(kind=verdict["budget"]["kind"], count=verdict["budget"]["count"]))
     deciding = [one for one in verdict["differences"] if one["deciding"]]
     return {
-        "title": words("within", workload=verdict["workload"], budget=budget),
+        "title": words("within", workload=verdict["workload"], budget=words.budget(budget)),
         "names": (verdict["reference"], verdict["layout"]),
         "pair": words("against", layout=verdict["layout"], reference=verdict["reference"]),
         "load": "" if verdict["load"] is None else words("at_load", load=f"{verdict['load']:g}"),
@@ -46,10 +46,7 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
         "break_even": [
             _break_even(line, verdict, words) for line in verdict["break_even"] if line["places"] > 1
         ],
-        "asymmetries": [
-            f"{entry.get('fact', '')}: {', '.join(map(str, entry.get('values', [])))}"
-            for entry in verdict["asymmetries"]
-        ],
+        "asymmetries": [entry["reason"] for entry in verdict["asymmetries"]],
         "invalid": verdict["invalid_cells"],
     }
 
@@ -62,7 +59,7 @@ def _difference(one: Mapping[str, Any], words: Words) -> dict[str, Any]:
         "reference": _ms(one["reference_ms"]),
         "layout": _ms(one["layout_ms"]),
         "change": percent(one["change"]),
-        "interval": bracket(one["low"], one["high"]).strip() if supported else "–",
+        "interval": bracket(one["low"], one["high"], words.language).strip() if supported else "–",
         "n": f"{one['n']:,}" if supported else f"{one['n']:,} < {one['needs']:,}",
         "finding": words(f"findings_{one['finding']}"),
         "deciding": one["deciding"],
@@ -122,7 +119,7 @@ def _evidence(test: Mapping[str, Any], figure: Mapping[str, Any], words: Words) 
     reason = figure.get("reason")
     return {
         "test": _asked(test, figure, words),
-        "value": _found(figure),
+        "value": _found(figure, language),
         "n": f"{figure['n']:,}" if figure.get("n") is not None else "–",
         "outcome": OUTCOMES[language][figure["outcome"]],
         "class": _CLASSES[figure["outcome"]],
@@ -157,16 +154,15 @@ def _asked(test: Mapping[str, Any], figure: Mapping[str, Any], words: Words) -> 
     return f"{test['workload']}{place}: {name} {test['layout']} {sign}"
 
 
-def _found(figure: Mapping[str, Any]) -> str:
+def _found(figure: Mapping[str, Any], language: Language) -> str:
     if "values_ms" in figure:
         return " → ".join(_ms(value) for value in figure["values_ms"]) + " ms"
     if "other_change" in figure:
-        here = percent(figure["change"]) + bracket(figure["low"], figure["high"])
-        return (
-            f"{here} / {percent(figure['other_change'])}{bracket(figure['other_low'], figure['other_high'])}"
-        )
+        here = percent(figure["change"]) + bracket(figure["low"], figure["high"], language)
+        ends = bracket(figure["other_low"], figure["other_high"], language)
+        return f"{here} / {percent(figure['other_change'])}{ends}"
     if "change" in figure:
-        ends = bracket(figure["low"], figure["high"]) if figure["supported"] else ""
+        ends = bracket(figure["low"], figure["high"], language) if figure["supported"] else ""
         return f"{_ms(figure['layout_ms'])} / {_ms(figure['reference_ms'])} ms: {percent(figure['change'])}{ends}"
     if "value_ms" in figure:
         low, high = ("?" if figure[key] is None else _ms(figure[key]) for key in ("low_ms", "high_ms"))

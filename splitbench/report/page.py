@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from splitbench.errors import UserError
-from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric
+from splitbench.figures.measured import Layout, Measured, Metric
 from splitbench.files import read_json, write_text
 from splitbench.report.content import CELL_PERCENTILES, Effect, Growth, Report, cell_rows, effects, ms
 from splitbench.report.judged import claim_card, input_line, verdict_card
@@ -61,7 +62,7 @@ def render(report: Report) -> str:
         checks=sorted({str(name) for name in measured.checks["check"]}),
         outcomes=_outcomes(measured),
         figures=[_figure(stem, report) for stem in report.figures],
-        plans=[_plan(plan) for plan in report.plans],
+        plans=[_plan(plan) | {"facts": _facts(report.facts.get(plan.layout, {}))} for plan in report.plans],
     )
 
 
@@ -83,14 +84,16 @@ def _sentence(effect: Effect, words: Words) -> dict[str, Any]:
     name = latency(effect.metric, f"p{effect.percentile:g}", words.language)
     return {
         "workload": effect.workload,
-        "lead": words("lead", low=effect.low, high=effect.high, budget=effect.budget, name=name),
+        "lead": words(
+            "lead", low=effect.low, high=effect.high, budget=words.budget(effect.budget), name=name
+        ),
         "arms": [_growth(growth, words) for growth in effect.growths],
         "support": effect.support,
     }
 
 
 def _growth(growth: Growth, words: Words) -> dict[str, Any]:
-    arm = {"name": growth.layout.name, "kind": KIND_WORDS[growth.layout.kind]}
+    arm = {"name": growth.layout.name, "kind": words(f"kind_{growth.layout.kind}")}
     if growth.low is None or growth.high is None or growth.factor is None:
         why = growth.why_not or words("no_value")
         return {**arm, "text": words("no_comparison", why=why), "factor": ""}
@@ -147,6 +150,13 @@ def _is_wide(png: Path) -> bool:
     head = png.read_bytes()[16:24]
     width = int.from_bytes(head[:4], "big")
     return width > 1500
+
+
+def _facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Engines as columns, facts as rows; empty where no engine said anything."""
+    engines = list(dict.fromkeys(engine for values in facts.values() for engine in values))
+    rows = [(fact, [values.get(engine, "–") for engine in engines]) for fact, values in sorted(facts.items())]
+    return {"engines": engines, "rows": rows}
 
 
 def _plan(plan: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from splitbench.files import digest, read_json
 from splitbench.report.content import Report
 from splitbench.report.page import write_report
 from splitbench.report.words import Words
+from splitbench.tables import dataset
 from splitbench.workflow import Workflow
 
 
@@ -43,7 +44,8 @@ def write_page(
     """
     facts = read_json(probe)
     experiment = flow.experiment
-    measured = Measured.from_folders(parts)
+    folders = list(parts)
+    measured = Measured.from_folders(folders)
     words = Words(experiment.language)
     found = read_json(statistics)
     slo, loads = _slo(found, words)
@@ -55,6 +57,7 @@ def write_page(
         stack=_stack(flow, facts["serving"]) | {"cells measured by": _measured_by(measured)},
         machine=_machine(facts["machine"]) | _environment(read_json(check), measured),
         plans=list(flow.cells.plans.values()),
+        facts=_engine_facts(folders),
         rerun=_rerun(config_argument, words),
         rerun_figure=f"{_command(config_argument)} --force {flow.path('figures/{figure}.png')}",
         margin_percent=experiment.margin_percent,
@@ -72,6 +75,19 @@ def write_page(
         },
     )
     write_report(report, output)
+
+
+def _engine_facts(parts: Iterable[Path]) -> dict[str, dict[str, dict[str, str]]]:
+    """Per layout, what its engines said of themselves, from the first of its cells that holds facts."""
+    listed = list(parts)
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for part, layout in zip(listed, dataset.cells(listed)["layout"].to_pylist(), strict=True):
+        if layout in found:
+            continue
+        for row in dataset.open_table([part], "engine_facts").to_table().to_pylist():
+            of_fact = found.setdefault(layout, {}).setdefault(row["fact"], {})
+            of_fact[row["engine"]] = row["value"] if row["value"] is not None else "–"
+    return found
 
 
 def _stack(flow: Workflow, serving: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,12 @@ _EN = {
     "with the check that failed.",
     "unchecked": "{unchecked} of {cells} cells {were} never checked",
     "unchecked_more": "nothing vouches for their numbers.",
+    "kind_aggregated": "aggregated",
+    "kind_replicas": "replicas",
+    "kind_pd": "PD",
+    "outcome_ok": "ok",
+    "outcome_warn": "warn",
+    "outcome_invalid": "invalid",
     "is": "is",
     "are": "are",
     "was": "was",
@@ -142,6 +148,12 @@ _JA = {
     "図では目盛り付きの線、表では斜線で示し、不合格のチェックを併記する。",
     "unchecked": "{cells} 件中 {unchecked} 件のセルが未検査",
     "unchecked_more": "数値を保証するものがない。",
+    "kind_aggregated": "集約",
+    "kind_replicas": "複製",
+    "kind_pd": "PD",
+    "outcome_ok": "合格",
+    "outcome_warn": "注意",
+    "outcome_invalid": "無効",
     "is": "",
     "are": "",
     "was": "",
@@ -287,3 +299,10 @@ class Words:
     def __call__(self, key: str, **facts: Any) -> str:
         text = self._texts[key]
         return text.format(**facts) if facts else text
+
+    def budget(self, text: str) -> str:
+        """`4 GPUs`, `2 cores` in this language."""
+        if self.language == "en":
+            return text
+        count, _, noun = text.partition(" ")
+        return f"{count} {'コア' if noun.startswith('core') else 'GPU'}"

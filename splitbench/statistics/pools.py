@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Arm:
 
     name: str
     kind: str
-    budget_kind: str
+    budget_kind: Literal["cores", "gpus"]
     budget: int
     first_token: str | None
 

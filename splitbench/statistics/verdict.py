@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from splitbench.serving.plan import Budget
 from splitbench.statistics.capacity import BreakEven, break_even
 from splitbench.statistics.compare import Compared, compared, finite, statistic_of
 from splitbench.statistics.pools import Arm, Pools
@@ -61,20 +62,24 @@ def verdicts(
         pools: the cells.
         slo: the config's section.
         margin_percent: smaller differences do not count.
-        asymmetries: what differs between engines of compared layouts, each with `layouts` (a pair of names),
-            `fact` and the values; those of a pair are put beside its verdict.
+        asymmetries: what differs between engines of compared layouts, each with `reason` and either `layouts`
+            (names) or `budget` (as in "4 GPUs"); those of a pair are put beside its verdict.
     """
     limits = Limits.from_config(slo)
     found = []
     for workload in pools.workloads:
         for reference, layout in pairs(pools, workload):
             case = _Case(pools, workload, reference, layout, limits, margin_percent / 100)
-            told = [
-                dict(entry) for entry in asymmetries if {reference.name, layout.name} <= set(entry["layouts"])
-            ]
+            told = [dict(entry) for entry in asymmetries if _concerns(entry, reference, layout)]
             found.append(case.record() | {"asymmetries": told})
         pools.release(workload)
     return found
+
+
+def _concerns(entry: Mapping[str, Any], reference: Arm, layout: Arm) -> bool:
+    if "layouts" in entry:
+        return {reference.name, layout.name} <= set(entry["layouts"])
+    return bool(entry["budget"] == str(Budget(kind=layout.budget_kind, count=layout.budget)))
 
 
 def pairs(pools: Pools, workload: str) -> list[tuple[Arm, Arm]]:
@@ -269,7 +274,10 @@ class _Case:
             return {"code": "more_units", "units": units, "level": codes["unclear"]["level"]}
         if "mixed" in codes:
             return {"code": "set_slo" if not self.limits.limits else "tighter_slo"}
-        if "no_difference" in codes and load == self.shared[-1]:
+        if "no_difference" in codes and load is not None:
+            above = [other for other in self.shared if other > load]
+            if above:
+                return {"code": "between_loads", "load": load, "above": above[0]}
             return {"code": "higher_load", "load": load}
         if outcome != "undecided" and load == self.shared[-1] and self.limits.limits:
             both = all(self.keeps(arm, load)[0] for arm in (self.reference, self.layout))

@@ -72,7 +72,7 @@ def judged(measured: Measured, itl_ms: float | None = 30.0) -> dict[str, Any]:
     """Fields of a report: SLO, margin, verdicts and claims."""
     pools = measured.pools("long")
     slo = {"itl_ms": itl_ms, "ttft_ms": None, "percentile": 99.0}
-    told = [{"layouts": ["agg-tp4", "pd-tp2"], "fact": "enforce_eager", "values": ["True", "False"]}]
+    told = [{"layouts": ["agg-tp4", "pd-tp2"], "reason": "enforce_eager: agg-tp4 true, pd-tp2 false"}]
     claims = judge_claims({name: Claim.model_validate(one) for name, one in CLAIMS.items()}, pools, 5)
     return {
         "slo": "" if itl_ms is None else f"ITL {itl_ms:g} ms at P99",

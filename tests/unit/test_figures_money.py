@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from figures_data import tables, watched
+from figures_data import LAYOUTS, tables, watched
 
 from splitbench.errors import UserError
 from splitbench.figures.gallery import Drawn, FigureSpec, Measured, draw, draw_again, lineage, write_figure
@@ -145,12 +145,24 @@ def test_telemetry_shows_what_moves_first_and_needs_something_to_show() -> None:
     assert list(dict.fromkeys(found.data["layout"])) == ["agg-tp4", "pd-tp2"]
     titles = [ax.get_title("left") or ax.get_title() for ax in found.figure.axes]
     assert titles[0].endswith("running_requests") and titles[-1].endswith("still")
-    plain = tables()
-    with pytest.raises(UserError, match="nothing was watched"):
-        drawn(
-            "telemetry",
-            Measured.from_frames(plain["cells"], plain["requests"], plain["tokens"], plain["checks"]),
-        )
+
+
+@pytest.mark.parametrize(
+    ("figure", "why"),
+    [
+        ("telemetry", "Nothing was watched"),
+        ("break_even", "No load of workload long has valid cells of both layouts of a pair"),
+        ("variance_split", "No valid latencies of single requests at c=8"),
+    ],
+)
+def test_nothing_to_draw_is_said_and_fails_no_run(figure: str, why: str) -> None:
+    bad = tuple((layout, load) for layout in LAYOUTS for load in (1, 8))
+    found = tables(loads=(1, 8), invalid=bad)
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    empty = drawn(figure, m)
+    assert empty.caption.startswith(why)
+    assert empty.data["what"].tolist() == ["nothing"]
+    assert set(empty.invalid) <= set(empty.cells)
 
 
 @pytest.mark.parametrize("figure", NEW)

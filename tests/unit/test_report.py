@@ -146,15 +146,7 @@ def test_ms(value: float, text: str) -> None:
     assert ms(value) == text
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Measured]:
-    folder = tmp_path_factory.mktemp("report")
-    m = measured(invalid=(("pd-tp4", 8),))
-    stems = []
-    for figure in ("itl_of_layouts",):
-        drawn = draw(m, FigureSpec.model_validate({"figure": figure, "workload": "long"}))
-        stems.append(folder / figure)
-        write_figure(drawn, stems[-1], lineage(drawn, m, experiment="trial"))
+def pd_plan() -> Plan:
     engine = EnginePlan(
         name="prefill0",
         role="prefill",
@@ -163,7 +155,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Measured]:
         argv=("{serving_python}", "--kv-transfer-config", '{"kv_role": "kv_producer"}'),
         env={"PYTHONHASHSEED": "0"},
     )
-    plan = Plan(
+    return Plan(
         layout="pd-tp2",
         kind="pd",
         connector="lmcache",
@@ -173,13 +165,24 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Measured]:
         engines=(engine,),
         proxy=ProxyPlan(port=9100, argv=("{workflow_python}", "-m", "splitbench.proxy")),
     )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Measured]:
+    folder = tmp_path_factory.mktemp("report")
+    m = measured(invalid=(("pd-tp4", 8),))
+    stems = []
+    for figure in ("itl_of_layouts",):
+        drawn = draw(m, FigureSpec.model_validate({"figure": figure, "workload": "long"}))
+        stems.append(folder / figure)
+        write_figure(drawn, stems[-1], lineage(drawn, m, experiment="trial"))
     report = Report(
         "trial <b>&",
         m,
         figures=stems,
         stack={"vLLM": "0.32.0"},
         machine={"CPU": "two cores"},
-        plans=[plan],
+        plans=[pd_plan()],
         rerun=[("Everything", "snakemake --cores 2")],
         code_version="0.1.0",
         digests={"config": "c" * 64},
@@ -253,7 +256,7 @@ def test_the_verdict_comes_first_and_claims_follow(language: Language) -> None:
         assert explain(verdict, language) in text
         assert advise(verdict, language) in text
     assert html.count('class="card verdict') == 2
-    assert "enforce_eager: True, False" in text
+    assert "enforce_eager: agg-tp4 true, pd-tp2 false" in text
     for claim in facts["claims"]:
         assert claim["claim"] in text
     assert html.count('<div class="claim">') == 3
@@ -277,6 +280,13 @@ def test_every_text_is_there_in_both_languages_with_the_same_gaps() -> None:
             assert theirs <= gaps, key
             assert gaps - theirs <= {"are", "is", "was", "were"}, key
     assert set(FIGURES) == set(FIGURE_NAMES)
+
+
+def test_what_engines_said_stands_with_their_layout(page: tuple[str, Measured]) -> None:
+    facts = {"pd-tp2": {"dtype": {"prefill0": "bfloat16", "decode0": "float16"}, "block": {"decode0": "16"}}}
+    text = Page(render(Report("x", page[1], plans=[pd_plan()], facts=facts))).text
+    assert "What the engines said of themselves prefill0 decode0 block – 16 dtype bfloat16 float16" in text
+    assert "What the engines said" not in Page(render(Report("x", page[1], plans=[pd_plan()]))).text
 
 
 def test_without_a_pair_the_page_says_so() -> None:

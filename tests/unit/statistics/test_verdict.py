@@ -112,6 +112,14 @@ def test_the_slo_chooses_the_load_that_decides():
     assert one(verdicts(pools(grown), {**SLO, "itl_ms": None}, 5))["load"] == 32
 
 
+def test_equal_layouts_are_parted_where_both_lose_the_slo():
+    alike = by_layout(lambda m, load: 15 + load, lambda m, load: 15.1 + load)
+    verdict = one(verdicts(pools(alike, requests=1000, loads=[8, 32]), SLO, 20))
+    assert (verdict["outcome"], verdict["reasons"][0]["code"]) == ("undecided", "no_difference")
+    assert verdict["next"] == {"code": "between_loads", "load": 8, "above": 32}
+    assert "between c=8 and c=32" in advise(verdict, "en")
+
+
 def test_the_slo_settles_latencies_that_disagree():
     mixed = by_layout(
         lambda metric, load: 40 if metric == "itl_ms" else 100,
@@ -167,11 +175,15 @@ def test_break_even_along_concurrency_and_input_length():
 
 def test_only_equal_budgets_are_compared_and_asymmetries_go_beside():
     found = pools(by_layout(steady(20), steady(10)), layouts=("agg4", "pd4", "agg8", "pd8"))
-    told = [{"layouts": ["agg8", "pd8"], "fact": "enforce_eager", "values": ["true", "false"]}]
+    told = [{"layouts": ["agg8", "pd8"], "reason": "enforce_eager: agg8 true, pd8 false"}]
     pairs = {(v["reference"], v["layout"]): v for v in verdicts(found, SLO, 5, told)}
     assert set(pairs) == {("agg4", "pd4"), ("agg8", "pd8")}
     assert pairs["agg8", "pd8"]["asymmetries"] == told
     assert pairs["agg4", "pd4"]["asymmetries"] == []
+    of_budget = [{"budget": "4 GPUs", "reason": "dtype: agg4 bfloat16, pd4 float16"}]
+    pairs = {(v["reference"], v["layout"]): v for v in verdicts(found, SLO, 5, of_budget)}
+    assert pairs["agg4", "pd4"]["asymmetries"] == of_budget
+    assert pairs["agg8", "pd8"]["asymmetries"] == []
 
 
 def test_ttfts_of_different_content_are_not_compared():
