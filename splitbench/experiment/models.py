@@ -475,6 +475,27 @@ class Thresholds(Section):
     coalesced_below_ms: PositiveFloat = 0.2
     prefix_hit_percent: PositiveFloat = 1.0
     kv_moved_percent: PositiveFloat = 99.0
+    load_percent: PositiveFloat = Field(
+        95.0, description="of the concurrency, or of the offered rate, that must be reached"
+    )
+    client_cpu_percent: PositiveFloat = Field(90.0, description="of a core that the client may use on average")
+    client_late_percent: PositiveFloat = Field(
+        25.0, description="how late the client's event loop may be, as a share of the ITL at the same percentile"
+    )
+    client_late_ms: PositiveFloat = Field(5.0, description="late ticks below this are never remarked on")
+    steal_percent: PositiveFloat = Field(5.0, description="of the processors that a hypervisor may take away")
+    others_percent: PositiveFloat = Field(
+        25.0, description="of one core that other processes may use, where engines run on cores"
+    )
+    power_capped_percent: PositiveFloat = Field(
+        5.0, description="of the samples in which a GPU's power limit may hold its clocks down"
+    )
+    unanswered_percent: PositiveFloat = Field(
+        1.0, description="of the requests whose load may be missing in a decoder's log before the cell is invalid"
+    )
+    same_answers_percent: PositiveFloat = Field(
+        10.0, description="of the tokens that may differ from the engine's own answers, beyond its own difference"
+    )
 
 
 class FigureSettings(Section):
