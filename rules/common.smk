@@ -44,8 +44,16 @@ def all_cells(pattern):
 
 
 def cell_files():
-    names = ("cell", "bench", "metrics", "engine_facts", "record")
-    return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}.json")]
+    names = (
+        "cell.json",
+        "bench.json",
+        "metrics.json",
+        "engine_facts.json",
+        "telemetry.json",
+        "logs.json.gz",
+        "record.json",
+    )
+    return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}")]
 
 
 def plan_of(wildcards):

@@ -14,6 +14,8 @@ rule cell:
         bench=flow.path("cells/{cell}/bench.json"),
         metrics=flow.path("cells/{cell}/metrics.json"),
         facts=flow.path("cells/{cell}/engine_facts.json"),
+        telemetry=flow.path("cells/{cell}/telemetry.json"),
+        logs=flow.path("cells/{cell}/logs.json.gz"),
         record=flow.path("cells/{cell}/record.json"),
     log:
         flow.path("logs/cells/{cell}.log"),

@@ -8,6 +8,8 @@ rule part:
         bench=flow.path("cells/{cell}/bench.json"),
         metrics=flow.path("cells/{cell}/metrics.json"),
         facts=flow.path("cells/{cell}/engine_facts.json"),
+        telemetry=flow.path("cells/{cell}/telemetry.json"),
+        logs=flow.path("cells/{cell}/logs.json.gz"),
         record=flow.path("cells/{cell}/record.json"),
     output:
         cells=flow.path("parts/{cell}/cell.parquet"),
@@ -15,6 +17,8 @@ rule part:
         tokens=flow.path("parts/{cell}/tokens.parquet"),
         checks=flow.path("parts/{cell}/checks.parquet"),
         facts=flow.path("parts/{cell}/engine_facts.parquet"),
+        telemetry=flow.path("parts/{cell}/telemetry.parquet"),
+        verdict=flow.path("parts/{cell}/checks.json"),
     log:
         flow.path("logs/parts/{cell}.log"),
     conda:
@@ -22,6 +26,7 @@ rule part:
     params:
         slice=cell_slice,
         thresholds=flow.section("thresholds"),
+        asked=flow.asked_percentiles,
     script:
         "../scripts/part.py"
 

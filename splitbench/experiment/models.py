@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -210,11 +211,23 @@ class Model(Section):
         return self
 
 
+class Telemetry(Section):
+    """What is watched while a cell runs."""
+
+    interval_s: PositiveFloat = Field(1.0, description="between samples of processes, processors and GPUs")
+    metrics_interval_s: NonNegativeFloat | None = Field(
+        None,
+        description="between samples of the engines' /metrics, 0: only before and after; default: interval_s where "
+        "engines run on GPUs, 0 on cores, where rendering that page holds up the tokens of all",
+    )
+
+
 class Node(Section):
     """How this machine is used; nothing in here changes a result, so nothing in here is part of a digest."""
 
     base_port: Port = Field(17100, description="ports are counted upwards from here")
     idle_limit_s: PositiveFloat = Field(300.0, description="a session that nobody uses ends after this")
+    telemetry: Telemetry = Telemetry()
 
 
 class EngineDefaults(Section):
@@ -478,9 +491,12 @@ class Thresholds(Section):
     load_percent: PositiveFloat = Field(
         95.0, description="of the concurrency, or of the offered rate, that must be reached"
     )
-    client_cpu_percent: PositiveFloat = Field(90.0, description="of a core that the client may use on average")
+    client_cpu_percent: PositiveFloat = Field(
+        90.0, description="of a core that the client may use on average"
+    )
     client_late_percent: PositiveFloat = Field(
-        25.0, description="how late the client's event loop may be, as a share of the ITL at the same percentile"
+        25.0,
+        description="how late the client's event loop may be, as a share of the ITL at the same percentile",
     )
     client_late_ms: PositiveFloat = Field(5.0, description="late ticks below this are never remarked on")
     steal_percent: PositiveFloat = Field(5.0, description="of the processors that a hypervisor may take away")
@@ -491,10 +507,15 @@ class Thresholds(Section):
         5.0, description="of the samples in which a GPU's power limit may hold its clocks down"
     )
     unanswered_percent: PositiveFloat = Field(
-        1.0, description="of the requests whose load may be missing in a decoder's log before the cell is invalid"
+        1.0,
+        description="of the requests whose load may be missing in a decoder's log before the cell is invalid",
     )
-    same_answers_percent: PositiveFloat = Field(
-        10.0, description="of the tokens that may differ from the engine's own answers, beyond its own difference"
+    same_answers_warn_percent: PositiveFloat = Field(
+        10.0, description="by which answers may differ from an engine's own more than it differs from itself"
+    )
+    same_answers_invalid_percent: PositiveFloat = Field(
+        50.0,
+        description="the same, beyond which a layout is not measured: rounding differs late, lost KV at once",
     )
 
 
@@ -562,6 +583,11 @@ class Experiment(Section):
     rates: Rates = Field(default_factory=Rates, description="for estimates before the first cell")
     language: Literal["en", "ja"] = Field("en", description="of the report")
     thresholds: Thresholds = Thresholds()
+    on_invalid: Literal["keep", "rerun", "stop"] = Field(
+        "keep",
+        description="a cell that fails a check is kept and marked, measured again (two more times at most), or ends "
+        "the run; also as `--config on_invalid=rerun`",
+    )
     figures: dict[FigureName, FigureSettings] = Field(
         default_factory=_default_figures, description="which figures are drawn for every workload, and how"
     )
