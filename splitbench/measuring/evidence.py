@@ -82,6 +82,7 @@ class Evidence:
         foreign: what somebody else had on the devices, in words.
         smoke: what the session's smoke test found.
         transports: what the layout states for the KV transfer (`UCX_TLS`), by engine.
+        chunk_tokens: only whole chunks of so many tokens move, the rest is computed; None: all of a prompt moves.
         measurement_floor_ms: what the client itself adds to an ITL at this load (P99); None: not measured.
         percentiles: percentiles that are asked of the cell, in percent.
         pooled_cells: cells (restarts and repeats) that are taken together before a percentile is read.
@@ -109,6 +110,7 @@ class Evidence:
     foreign: Sequence[str] = ()
     smoke: Mapping[str, Any] | None = None
     transports: Mapping[str, str] = field(default_factory=dict)
+    chunk_tokens: int | None = None
     measurement_floor_ms: float | None = None
     percentiles: Sequence[float] = ()
     pooled_cells: int = 1

@@ -17,6 +17,7 @@ from splitbench.measuring.checks import EngineEvidence, Evidence
 from splitbench.measuring.evidence import Series
 from splitbench.measuring.logs import EngineLog, logs_from_json
 from splitbench.measuring.run import CellFiles
+from splitbench.measuring.smoke import chunk_tokens
 from splitbench.measuring.telemetry import from_json
 
 
@@ -80,6 +81,7 @@ def evidence_of(
         foreign=list(telemetry["foreign"]),
         smoke=record.get("smoke"),
         transports={engine.name: engine.env["UCX_TLS"] for engine in plan.engines if "UCX_TLS" in engine.env},
+        chunk_tokens=chunk_tokens(plan),
         measurement_floor_ms=floor_ms,
         percentiles=percentiles,
         pooled_cells=pooled_cells,

@@ -21,6 +21,7 @@ from splitbench.measuring.evidence import Check, EngineEvidence, Evidence
 from splitbench.measuring.logs import EngineLog, read_part, size_of
 from splitbench.measuring.scrape import answer, reset_prefix_caches, scrape
 from splitbench.measuring.transfer import kv_moved
+from splitbench.serving.plan import Plan
 from splitbench.serving.session import Session
 
 PROMPTS = 3
@@ -110,12 +111,21 @@ def _moved(
             engines={e.name: EngineEvidence(e.role, before[e.name], after[e.name]) for e in session.engines},
             logs={e.name: EngineLog(e.role, "", _since(e.log, marks[e.name])) for e in session.engines},
             thresholds=thresholds,
+            chunk_tokens=chunk_tokens(cell.plan),
         )
         check = kv_moved(evidence)
         assert check is not None
         if check.verdict != "invalid" or time.monotonic() > until_s:
             return check
         time.sleep(0.25)
+
+
+def chunk_tokens(plan: Plan) -> int | None:
+    """Tokens of a chunk where only whole chunks move (LMCache's server), else None."""
+    for service in plan.services:
+        if "--chunk-size" in service.argv:
+            return int(service.argv[service.argv.index("--chunk-size") + 1])
+    return None
 
 
 def _since(log: Path, mark: int) -> str:

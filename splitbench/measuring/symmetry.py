@@ -20,19 +20,16 @@ COMPARED = (
     "quantization",
     "enforce_eager",
     "cuda_graphs",
-    "cudagraph_mode",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
+    "prefix_caching",
+    "chunked_prefill",
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_model_len",
     "block_size",
     "attention_backend",
-    "hybrid_kv_cache_manager",
-    "disable_hybrid_kv_cache_manager",
+    "hybrid_kv_manager",
     "model_runner",
     "async_scheduling",
-    "api_server_count",
 )
 # Depends on how the model is spread, so it is compared per budget only where it differs by more than this share.
 POOL = "kv_cache_tokens"
@@ -70,6 +67,14 @@ def symmetry(arms: Mapping[str, Mapping[str, Facts]]) -> Check:
     if different:
         return Check("symmetry", "warn", "; ".join(different), figures)
     return Check("symmetry", "ok", f"{compared} settings are the same in {', '.join(arms)}", figures)
+
+
+def facts_of(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Facts by engine from the content of an `engine_facts.json`."""
+    return {
+        engine: {name: fact["value"] for name, fact in entry["facts"].items()}
+        for engine, entry in content["engines"].items()
+    }
 
 
 def _values(engines: Mapping[str, Facts], name: str) -> set[str]:

@@ -12,8 +12,6 @@ BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 HITS = "vllm:external_prefix_cache_hits_total"
 BYTES = "vllm:nixl_bytes_transferred_sum"
 FAILED = "vllm:nixl_num_failed_transfers_total"
-MP_CHUNK_TOKENS = 128
-"""LMCache's multiprocess mode moves whole chunks of this many tokens; the rest of a prompt is computed."""
 
 # UCX's names for groups of transports, as UCX_TLS takes them.
 _SHARED_MEMORY = {"posix", "sysv", "xpmem", "cma", "knem", "mm", "sm", "shm"}
@@ -46,8 +44,8 @@ def kv_moved(evidence: Evidence) -> Check | None:
 def _needed(evidence: Evidence) -> tuple[int, int]:
     """Prompt tokens in all, and those of them that decoders should load."""
     lengths = [int(evidence.bench["input_lens"][index]) for index in evidence.good]
-    if evidence.connector == "lmcache-mp":
-        return sum(lengths), sum(max(0, n // MP_CHUNK_TOKENS * MP_CHUNK_TOKENS - 1) for n in lengths)
+    if chunk := evidence.chunk_tokens:
+        return sum(lengths), sum(max(0, n // chunk * chunk - 1) for n in lengths)
     # The last prompt token is always computed by the decoder itself where the connector leaves it out.
     return sum(lengths), sum(lengths) - len(lengths)
 

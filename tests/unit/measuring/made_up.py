@@ -41,7 +41,7 @@ def evidence(**changes: Any) -> Evidence:
         "engines": {"engine-0": engine("aggregated")},
         "logs": {"engine-0": EngineLog("aggregated", "ready\n", "served\n")},
         "series": watched(),
-        "client_loop": {"p50_ms": 0.1, "p99_ms": 1.0},
+        "client_loop": {"ticks": 50.0, "p50_ms": 0.1, "p99_ms": 1.0},
         "clock_start_s": CLOCK_S,
         "percentiles": (50.0,),
     }

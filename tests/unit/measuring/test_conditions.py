@@ -12,7 +12,8 @@ from splitbench.measuring import conditions
 from splitbench.measuring.checks import Check, all_checks
 from splitbench.measuring.evidence import Series
 from splitbench.measuring.logs import EngineLog
-from splitbench.measuring.symmetry import symmetry
+from splitbench.measuring.symmetry import COMPARED, POOL, facts_of, symmetry
+from splitbench.serving.fact_rules import RULES
 
 
 def check(name: str, **changes: Any) -> Check:
@@ -88,9 +89,10 @@ def test_a_client_at_the_limit_of_its_core() -> None:
 
 
 def test_a_late_event_loop() -> None:
-    assert check("client", client_loop={"p50_ms": 4.0, "p99_ms": 9.0}).verdict == "invalid"
-    assert check("client", client_loop={"p50_ms": 0.2, "p99_ms": 9.0}).verdict == "warn"
-    assert check("client", client_loop={"p50_ms": 0.2, "p99_ms": 2.0}).verdict == "ok"
+    assert check("client", client_loop={"ticks": 50, "p50_ms": 4.0, "p99_ms": 9.0}).verdict == "invalid"
+    assert check("client", client_loop={"ticks": 50, "p50_ms": 0.2, "p99_ms": 9.0}).verdict == "warn"
+    assert check("client", client_loop={"ticks": 50, "p50_ms": 0.2, "p99_ms": 2.0}).verdict == "ok"
+    assert check("client", client_loop={"ticks": 5, "p50_ms": 4.0, "p99_ms": 9.0}).verdict == "ok"
     assert check("client", client_loop=None, series=()).verdict == "warn"
 
 
@@ -227,6 +229,12 @@ def test_eager_in_one_arm_only() -> None:
     found = symmetry({"agg": AGG, "pd": pd_arm})
     assert found.verdict == "warn"
     assert found.reason == "enforce_eager: agg false, pd false/true"
+
+
+def test_facts_as_sessions_keep_them() -> None:
+    entry = {"role": "decode", "devices": [0], "facts": {"dtype": {"value": "bfloat16", "source": "log:3"}}}
+    assert facts_of({"format": 1, "engines": {"decode-0": entry}}) == {"decode-0": {"dtype": "bfloat16"}}
+    assert set(COMPARED) | {POOL} <= set(RULES)
 
 
 def test_pools_and_missing_facts() -> None:
