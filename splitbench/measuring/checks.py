@@ -125,7 +125,7 @@ def warm_up(evidence: Evidence) -> Check:
 
 def fresh_prompts(evidence: Evidence) -> Check:
     """Prompts were computed (or moved), not found in the prefix cache."""
-    limit = evidence.thresholds.prefix_hit_percent
+    limit = evidence.thresholds.prefix_hit_percent + evidence.shared_percent
     queries = hits = 0.0
     for engine in evidence.of_role("aggregated", "prefill"):
         asked = engine.growth("vllm:prefix_cache_queries_total")

@@ -104,6 +104,11 @@ def ticks_file(log: Path) -> Path:
     return log.with_name(f"{log.name}.ticks")
 
 
+def prompts_file(log: Path) -> Path:
+    """Where a run with this log leaves the hash of its prompts: JSON, {"sha256": ..., "prompts": ...}."""
+    return log.with_name(f"{log.name}.prompts")
+
+
 class _Lines:
     """JSON lines from the server, one at a time."""
 

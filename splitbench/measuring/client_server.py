@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import logging
@@ -208,6 +209,7 @@ class ClientServer:
             sys.argv = [self.program, *request["argv"]]
             gc.unfreeze()
             _tick_in_event_loops(request["log"] + ".ticks")
+            _note_prompts(request["log"] + ".prompts")
             self.main()
             code = 0
         except SystemExit as error:
@@ -294,6 +296,28 @@ def _tick_in_event_loops(path: str) -> None:
         return plain_run(with_ticks(work), **options)
 
     asyncio.run = run  # type: ignore[assignment]
+
+
+def _note_prompts(path: str) -> None:
+    """From now on the client's prompts leave their hash in `path`: which ones, how long answers are, in which order."""
+    try:
+        serve: Any = importlib.import_module("vllm.benchmarks.serve")
+        plain = serve.get_samples
+    except (ImportError, AttributeError):
+        return  # another version; the record then has no hash
+
+    def get_samples(*arguments: Any, **options: Any) -> Any:
+        requests = plain(*arguments, **options)
+        digest = hashlib.sha256()
+        for request in requests:
+            asked = [request.prompt, request.expected_output_len]
+            digest.update(json.dumps(asked, default=str).encode())
+        with contextlib.suppress(OSError):
+            text = json.dumps({"sha256": digest.hexdigest(), "prompts": len(requests)})
+            Path(path).write_text(text, encoding="utf-8")
+        return requests
+
+    serve.get_samples = get_samples
 
 
 def _checked(request: Any) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Evidence:
         request_rate: offered requests per second; None: unlimited.
         ramped: whether the offered rate changed on purpose while it was measured.
         exact_lengths: whether the workload asks for exact lengths (a file's prompts have their own).
+        shared_percent: of each prompt, what it shares with others on purpose: it may come from the prefix cache.
         clock_start_s: the client's clock when the cell began; start times count from the same zero.
         logs: what each engine wrote, by engine.
         series: telemetry.
@@ -102,6 +103,7 @@ class Evidence:
     request_rate: float | None = None
     ramped: bool = False
     exact_lengths: bool = True
+    shared_percent: float = 0.0
     clock_start_s: float | None = None
     on_gpus: bool = False
     logs: Mapping[str, EngineLog] = field(default_factory=dict)

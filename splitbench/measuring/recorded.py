@@ -73,6 +73,10 @@ def evidence_of(
             for name, found in metrics.items()
         },
         thresholds=thresholds,
+        request_rate=cell.load.get("request_rate"),
+        ramped=cell.load.get("ramp") is not None,
+        exact_lengths=cell.load["dataset"] == "random" and not cell.load.get("range_ratio"),
+        shared_percent=100 * int(cell.load.get("prefix_tokens", 0)) / int(cell.load["input_tokens"]),
         on_gpus=plan.budget.kind == "gpus",
         logs=logs_of(files),
         series=series,

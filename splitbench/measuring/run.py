@@ -20,8 +20,9 @@ from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import digest, read_json, sha256_file, write_json, written_aside
 from splitbench.measuring.around import Around, SessionNotes, Watching
-from splitbench.measuring.client import ClientExit, run_warm, ticks_file
+from splitbench.measuring.client import ClientExit, prompts_file, run_warm, ticks_file
 from splitbench.measuring.command import bench_command
+from splitbench.measuring.prompts import write_prompts_of_lines
 from splitbench.measuring.scrape import reset_prefix_caches, scrape, servers
 from splitbench.serving import facts
 from splitbench.serving.session import ClientPlan, Owner, Places, Session, SessionRequest, acquire
@@ -97,6 +98,7 @@ def run_cell(
     idle_limit_s: float,
     progress: Callable[[str], None],
     watching: Watching | None = None,
+    dataset: Path | None = None,
 ) -> None:
     """Measure a cell under the node's lock and write its files aside, then in place, the record last.
 
@@ -113,6 +115,7 @@ def run_cell(
         idle_limit_s: a session that nobody uses ends after this.
         progress: takes one line for a person.
         watching: how the cell is watched; None: as is usual.
+        dataset: the file of the workload's dataset, where it is one.
 
     Raises:
         UserError: the session did not come up, failed its smoke test, was lost, or the client failed.
@@ -140,6 +143,7 @@ def run_cell(
                 progress=progress,
                 state=state,
                 watching=watching or Watching(),
+                dataset=dataset,
             )
     except BaseException as error:
         failed = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": str(error)}
@@ -174,6 +178,7 @@ def _measure(
     progress: Callable[[str], None],
     state: Path,
     watching: Watching,
+    dataset: Path | None,
 ) -> None:
     with acquire(request, progress, state=state) as session:
         began = time.monotonic()
@@ -186,6 +191,7 @@ def _measure(
         files.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".cell-", dir=files.folder) as aside:
             raw = Path(aside).absolute() / "bench.json"
+            prompts = _prompts(cell, dataset, raw.with_name("prompts.jsonl"))
             notes = SessionNotes(session)
             smoke = notes.smoke(cell, session, watching, progress)
             around = Around(cell, session, watching, request.owner.pid if request.owner else None)
@@ -199,7 +205,9 @@ def _measure(
             around.begin()
             # The client's own clock: on Linux perf_counter is one clock for all processes.
             started_at, start = now(), time.perf_counter()
-            argv, ended = client.run(cell.prompts, cell.seed, raw, around.client_started)
+            argv, ended = client.run(
+                cell.prompts, cell.seed, raw, started=around.client_started, dataset=prompts
+            )
             duration_s = time.perf_counter() - start
             after = scrape(session)
             telemetry, logs = around.end(notes, ticks_file(log))
@@ -233,6 +241,7 @@ def _measure(
                 "total_s": round(time.monotonic() - began, 3),
                 "prompts": cell.prompts,
                 "warmups": cell.warmups,
+                "prompts_sha256": _prompts_sha256(log),
                 "seed": cell.seed,
                 "warmup_seed": warmup_seed,
                 "session": {
@@ -257,6 +266,31 @@ def _measure(
         )
 
 
+def _prompts(cell: Cell, dataset: Path | None, made: Path) -> Path | None:
+    """The file that the client reads its prompts from, if any; of a text's lines it is put together at `made`."""
+    if dataset is None or cell.load["dataset"] != "sonnet":
+        return dataset
+    write_prompts_of_lines(
+        dataset,
+        made,
+        seed=cell.seed,
+        count=cell.prompts,
+        input_tokens=int(cell.load["input_tokens"]),
+        output_tokens=int(cell.load["output_tokens"]),
+    )
+    return made
+
+
+def _prompts_sha256(log: Path) -> str | None:
+    """Hash of the prompts that the client sent; None where this version of it can't be watched."""
+    path = prompts_file(log)
+    if not path.exists():
+        return None
+    found = str(read_json(path)["sha256"])
+    path.unlink()
+    return found
+
+
 def _relative(path: Path, folder: Path) -> str:
     """A path as seen from the cell's folder, so that a moved results tree keeps its links."""
     return os.path.relpath(path, folder)
@@ -273,7 +307,13 @@ class _Client:
     lost: Callable[[], str | None]
 
     def run(
-        self, prompts: int, seed: int, result: Path | None, started: Callable[[int], None] | None = None
+        self,
+        prompts: int,
+        seed: int,
+        result: Path | None,
+        *,
+        started: Callable[[int], None] | None = None,
+        dataset: Path | None = None,
     ) -> tuple[list[str], ClientExit]:
         """One run of the client; `started` is told its process id.
 
@@ -287,6 +327,7 @@ class _Client:
             prompts=prompts,
             seed=seed,
             result=result,
+            dataset=dataset,
         )
         if self.session.client_socket is None:
             raise UserError("the session has no client", mend="report this as a bug")

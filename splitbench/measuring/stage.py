@@ -19,6 +19,7 @@ from splitbench.files import canonical_json, read_json, write_json
 from splitbench.measuring.around import Watching
 from splitbench.measuring.evidence import Check
 from splitbench.measuring.progress import Load, clock, progress_line, remaining_s
+from splitbench.measuring.prompts import check_file
 from splitbench.measuring.run import CellFiles, now, run_cell
 from splitbench.serving.session import Owner, Places, stop
 from splitbench.serving.state import state_folder
@@ -50,6 +51,7 @@ def measure_cell(
     serving = ensure_serving(flow, note)
     ensure_model(flow, note)
     check_cores(cell)
+    dataset = _dataset(flow, cell)
     state = state_folder()
     note(_progress(flow, cell, owner))
     tries = TRIES if flow.experiment.on_invalid == "rerun" else 1
@@ -67,6 +69,7 @@ def measure_cell(
             idle_limit_s=flow.experiment.node.idle_limit_s,
             progress=note,
             watching=_watching(flow),
+            dataset=dataset,
         )
         if flow.experiment.on_invalid == "keep":
             break
@@ -115,6 +118,15 @@ def rejected(files: CellFiles, cell: Cell, reasons: str) -> UserError:
         where=cell.cell_id,
         mend=f"its files are in {folder}; on_invalid=keep goes on with such a cell marked",
     )
+
+
+def _dataset(flow: Workflow, cell: Cell) -> Path | None:
+    workload = flow.experiment.workloads[cell.workload]
+    if workload.path is None or workload.sha256 is None:
+        return None
+    path = (flow.root / workload.path).resolve()
+    check_file(path, workload.sha256, f"workloads.{cell.workload}")
+    return path
 
 
 def _watching(flow: Workflow) -> Watching:
