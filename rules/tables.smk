@@ -11,6 +11,7 @@ rule part:
         telemetry=flow.path("cells/{cell}/telemetry.json"),
         logs=flow.path("cells/{cell}/logs.json.gz"),
         record=flow.path("cells/{cell}/record.json"),
+        floor=floor_files,
     output:
         cells=flow.path("parts/{cell}/cell.parquet"),
         requests=flow.path("parts/{cell}/requests.parquet"),
@@ -37,10 +38,12 @@ rule tables:
         requests=all_cells("parts/{cell}/requests.parquet"),
         tokens=all_cells("parts/{cell}/tokens.parquet"),
         checks=all_cells("parts/{cell}/checks.parquet"),
+        facts=all_cells("cells/{cell}/engine_facts.json"),
     output:
         cells=flow.path("tables/cells.parquet"),
         checks=flow.path("tables/checks.parquet"),
         parts=flow.path("tables/parts.json"),
+        symmetry=flow.path("tables/symmetry.json"),
     log:
         flow.path("logs/tables.log"),
     conda:

@@ -91,6 +91,7 @@ def judge(flow: Workflow, cell: Cell) -> list[Check]:
     # Loaded here since the workflow reads this module whenever it is parsed.
     from splitbench.measuring.checks import all_checks
     from splitbench.measuring.recorded import evidence_of
+    from splitbench.measuring.selftest import floor_at
 
     files, experiment = _files(flow, cell), flow.experiment
     evidence = evidence_of(
@@ -100,6 +101,7 @@ def judge(flow: Workflow, cell: Cell) -> list[Check]:
         experiment.thresholds,
         percentiles=(experiment.slo.percentile,),
         pooled_cells=experiment.matrix.restarts * experiment.matrix.repeats,
+        floor_ms=floor_at(Path(flow.floor_path), cell.concurrency),
     )
     return all_checks(evidence)
 
@@ -108,7 +110,8 @@ def rejected(files: CellFiles, cell: Cell, reasons: str) -> UserError:
     """Put an invalid cell's files aside, since a failed job's outputs are deleted; what to tell the user."""
     folder = files.folder / "rejected"
     folder.mkdir(exist_ok=True)
-    for path in (files.slice, files.bench, files.metrics, files.record, files.telemetry, files.logs):
+    kept = (files.slice, files.bench, files.metrics, files.engine_facts, files.telemetry, files.logs)
+    for path in (*kept, files.record):
         shutil.copy2(path, folder / path.name)
     started_at = read_json(files.record)["started_at"]
     status = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": f"invalid: {reasons}"}

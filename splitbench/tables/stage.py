@@ -17,6 +17,7 @@ from splitbench.measuring.evidence import Series
 from splitbench.measuring.recorded import telemetry_of
 from splitbench.measuring.run import CellFiles
 from splitbench.measuring.stage import judge
+from splitbench.measuring.symmetry import facts_of, symmetry
 from splitbench.serving.facts import fact_rows
 from splitbench.tables.ingest import ingest_cell
 from splitbench.tables.parts import write_part
@@ -97,6 +98,21 @@ def _check_row(check: Check) -> dict[str, Any]:
         "figures": numbers,
         "thresholds": check.limits,
     }
+
+
+def write_symmetry(flow: Workflow, output: Path) -> None:
+    """Compare what engines say of themselves between the layouts of each budget, and write what differs.
+
+    The facts of a layout are those of its first measured cell; a layout that was not measured is left out.
+    """
+    arms: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for cell in flow.cells.all:
+        files = CellFiles(Path(flow.path(f"cells/{cell.cell_id}")))
+        of_budget = arms.setdefault(str(cell.plan.budget), {})
+        if cell.layout not in of_budget and files.engine_facts.exists():
+            of_budget[cell.layout] = facts_of(read_json(files.engine_facts))
+    found = {budget: symmetry(layouts).as_dict() for budget, layouts in arms.items() if len(layouts) > 1}
+    write_json(output, {"budgets": found})
 
 
 def write_tables(parts: Iterable[Path], cells: Path, checks: Path, listing: Path) -> None:
