@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
-from splitbench.measuring.stage import outlook
+from splitbench.measuring.stage import outlook, set_aside_if_invalid
 from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
@@ -33,6 +33,17 @@ wildcard_constraints:
 
 def cell_slice(wildcards):
     return flow.cell_slice(wildcards.cell)
+
+
+def invalid_ones_again(wildcards):
+    # Input functions run when jobs are planned: a cell that lost its record by then is measured again. A dry run only
+    # says so.
+    if flow.experiment.on_invalid == "rerun" and workflow.is_main_process:
+        planned_only = workflow.dryrun or workflow.touch
+        if workflow.executor_plugin is not None and not planned_only:
+            if set_aside_if_invalid(flow, wildcards.cell):
+                say(f"{wildcards.cell} is invalid and measured again")
+    return []
 
 
 def cell_priority(wildcards):

@@ -9,6 +9,7 @@ rule cell:
         environment=ancient(rules.probe.output[0]),
         check=ancient(rules.check.output[0]),
         model=ancient(rules.model.output[0]),
+        again=invalid_ones_again,
     output:
         slice=flow.path("cells/{cell}/cell.json"),
         bench=flow.path("cells/{cell}/bench.json"),

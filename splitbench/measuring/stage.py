@@ -106,13 +106,24 @@ def judge(flow: Workflow, cell: Cell) -> list[Check]:
     return all_checks(evidence)
 
 
+def set_aside_if_invalid(flow: Workflow, cell_id: str) -> bool:
+    """Put a measured cell's files aside where its checks found it invalid, so that it is measured again.
+
+    Returns:
+        whether it was.
+    """
+    verdict = Path(flow.path(f"parts/{cell_id}/checks.json"))
+    files = _files(flow, flow.cells[cell_id])
+    if not (verdict.exists() and files.record.exists() and read_json(verdict)["verdict"] == "invalid"):
+        return False
+    _keep_aside(files)
+    files.record.unlink()
+    return True
+
+
 def rejected(files: CellFiles, cell: Cell, reasons: str) -> UserError:
     """Put an invalid cell's files aside, since a failed job's outputs are deleted; what to tell the user."""
-    folder = files.folder / "rejected"
-    folder.mkdir(exist_ok=True)
-    kept = (files.slice, files.bench, files.metrics, files.engine_facts, files.telemetry, files.logs)
-    for path in (*kept, files.record):
-        shutil.copy2(path, folder / path.name)
+    folder = _keep_aside(files)
     started_at = read_json(files.record)["started_at"]
     status = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": f"invalid: {reasons}"}
     write_json(files.status, status | {"cell_digest": cell.digest})
@@ -121,6 +132,15 @@ def rejected(files: CellFiles, cell: Cell, reasons: str) -> UserError:
         where=cell.cell_id,
         mend=f"its files are in {folder}; on_invalid=keep goes on with such a cell marked",
     )
+
+
+def _keep_aside(files: CellFiles) -> Path:
+    folder = files.folder / "rejected"
+    folder.mkdir(exist_ok=True)
+    kept = (files.slice, files.bench, files.metrics, files.engine_facts, files.telemetry, files.logs)
+    for path in (*kept, files.record):
+        shutil.copy2(path, folder / path.name)
+    return folder
 
 
 def _dataset(flow: Workflow, cell: Cell) -> Path | None:

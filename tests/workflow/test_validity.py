@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from splitbench.workflow import Workflow
 from tests.fakes.layouts import free_ports
 from tests.workflow.flow import Flow, default_config, stub_python
 
@@ -46,3 +47,26 @@ def test_a_layout_that_loads_nothing_is_refused_and_the_other_is_measured(tmp_pa
     telemetry = pq.read_table(checks.with_name("telemetry.parquet")).to_pandas()
     assert "engine:engine-0" in set(telemetry["source"])
     assert flow.gone() == []
+
+
+def test_invalid_cells_of_an_earlier_run_are_measured_again(tmp_path: Path) -> None:
+    python = stub_python(tmp_path / "python")
+    config = small(python)
+    del config["layouts"]["pd"]
+    config["thresholds"] = {"load_percent": 1000}  # more in flight than the cap: never reached
+    flow = Flow(tmp_path / "flow", python, config=config)
+    target = f"results/tiny/parts/{Workflow(config).cells.all[0].cell_id}/checks.json"
+    assert flow.run(target).returncode == 0
+    checks = flow.folder / target
+    assert json.loads(checks.read_text())["verdict"] == "invalid"
+    (record,) = flow.results.glob("cells/*/*/*/*/record.json")
+    first = record.read_text()
+    config["thresholds"] = {}
+    again = ("--config", "on_invalid=rerun")
+    assert flow.run("-n", target, *again).returncode == 0
+    assert record.read_text() == first
+    finished = flow.run(target, *again)
+    assert finished.returncode == 0, finished.stderr
+    assert "is invalid and measured again" in finished.stderr
+    assert record.read_text() != first
+    assert (record.parent / "rejected" / "record.json").read_text() == first

@@ -76,3 +76,20 @@ def test_the_end_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_end_of_the_run_only_for_invalid_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured("stop", [SOUND], tmp_path, monkeypatch) == (1, [])
+
+
+def test_invalid_cells_of_an_earlier_run_are_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured("keep", [INVALID], tmp_path, monkeypatch)
+    flow = Workflow(copy.deepcopy(GOOD) | {"stack": GOOD["stack"] | {"python": str(tmp_path / "python")}})
+    cell = flow.cells.all[0].cell_id
+    part = Path(flow.path(f"parts/{cell}/checks.json"))
+    assert not stage.set_aside_if_invalid(flow, cell)  # not checked yet
+    part.parent.mkdir(parents=True)
+    for verdict, expected in (("ok", False), ("warn", False), ("invalid", True), ("invalid", False)):
+        part.write_text(json.dumps({"verdict": verdict}))
+        assert stage.set_aside_if_invalid(flow, cell) is expected
+    folder = Path(flow.path(f"cells/{cell}"))
+    assert not (folder / "record.json").exists()
+    assert (folder / "rejected" / "record.json").exists()
