@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from splitbench.measuring.evidence import Series
 from splitbench.measuring.gpus import Gpus
+from splitbench.serving.processes import Stat, all_processes, descendants
 
 FAMILY_REFRESH_S = 10.0
 """Engines have their processes before they are ready; a new one is found at the latest after this."""
@@ -37,7 +36,6 @@ class _Family:
 
     pid: int
     members: list[int] = field(default_factory=list)
-    refreshed_s: float = -1e9
     cpu_s: float | None = None
     sampled_s: float = 0.0
 
@@ -80,6 +78,7 @@ class Sampler:
         self._scrape_interval_s = scrape_interval_s
         self._scraped_s = -1e9
         self._gpus = gpus
+        self._refreshed_s = -1e9
         self._samples: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         self._machine: tuple[float, _Cpu, float] | None = None
         self._stop = threading.Event()
@@ -94,7 +93,7 @@ class Sampler:
 
     def watch_client(self, pid: int) -> None:
         """From now on this is the client."""
-        self._families["client"] = _Family(pid)
+        self._families["client"] = _Family(pid, [pid])
 
     def stop(self) -> list[Series]:
         """End, and give all samples."""
@@ -118,6 +117,9 @@ class Sampler:
         """One round of samples, now."""
         now_s = time.perf_counter()
         moment_s = now_s - self._zero_s
+        if now_s - self._refreshed_s > FAMILY_REFRESH_S:
+            self._refreshed_s = now_s
+            self._refresh()
         used_s = sum(
             self._sample_family(source, family, now_s, moment_s)
             for source, family in list(self._families.items())
@@ -148,11 +150,15 @@ class Sampler:
             self._add(source, "rss_mib", moment_s, round(rss / 2**20, 1))
         return used_s
 
+    def _refresh(self) -> None:
+        """Find out who belongs to which family, with one look at all processes."""
+        table = all_processes()
+        for family in (*self._families.values(), *self._ours):
+            family.members = members(family.pid, table)
+
     @staticmethod
     def _used(family: _Family, now_s: float) -> float:
         """Processor seconds of a family so far."""
-        if now_s - family.refreshed_s > FAMILY_REFRESH_S:
-            family.members, family.refreshed_s = members(family.pid), now_s
         used_s = sum(_cpu_s(pid) for pid in family.members)
         family.cpu_s, family.sampled_s = used_s, now_s
         return used_s
@@ -185,12 +191,10 @@ def gauges(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     return list(sums.items())
 
 
-def members(pid: int) -> list[int]:
+def members(pid: int, table: dict[int, Stat] | None = None) -> list[int]:
     """A process and all that descend from it; empty when it is gone."""
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return []
+    table = all_processes() if table is None else table
+    return [pid, *(stat.pid for stat in descendants(pid, table))] if pid in table else []
 
 
 def _stat(pid: int) -> list[bytes]:
