@@ -60,13 +60,19 @@ def _guests(evidence: Evidence) -> Check | None:
 
 def _times(evidence: Evidence) -> tuple[list[float], list[float]] | None:
     """Starts and ends of the requests that succeeded, on the client's clock."""
-    starts, latencies = evidence.bench.get("start_times"), evidence.bench.get("latencies")
-    if not starts or not latencies:
+    bench = evidence.bench
+    starts = bench.get("start_times")
+    if not starts:
         return None
-    good = [index for index in evidence.good if starts[index] and latencies[index] is not None]
+    latencies = bench.get("latencies")
+    good = [index for index in evidence.good if starts[index]]
     if not good:
         return None
-    return [starts[i] for i in good], [starts[i] + latencies[i] for i in good]
+    if latencies:
+        lengths = [latencies[index] for index in good]
+    else:  # older clients: the last token ends a request
+        lengths = [bench["ttfts"][index] + sum(bench["itls"][index]) for index in good]
+    return [starts[i] for i in good], [starts[i] + (n or 0.0) for i, n in zip(good, lengths, strict=True)]
 
 
 def in_flight(starts: Sequence[float], ends: Sequence[float], begin: float, end: float) -> float:

@@ -40,6 +40,12 @@ def test_in_flight_is_a_mean_over_time() -> None:
     assert conditions.in_flight([-1, 3], [1, 9], 0, 4) == 0.5
 
 
+def test_older_clients_state_no_latencies() -> None:
+    older = bench()
+    del older["latencies"]
+    assert check("load", bench=older).figures == check("load").figures
+
+
 def test_a_client_that_dawdles_does_not_reach_the_cap() -> None:
     # One at a time although four are asked for.
     slow = check("load", bench=spaced(0.5), prompts=40)
