@@ -181,6 +181,7 @@ class Workflow:
                 "mode": self.experiment.check,
             }
         )
+
     @property
     def floor_path(self) -> str:
         """What `splitbench selftest-client` found out about the client."""

@@ -39,7 +39,7 @@ def measured(
             getattr(files, name).write_text("{}")
         files.record.write_text(json.dumps({"started_at": "now", "total_s": 1}))
 
-    for name in ("ensure_serving", "ensure_model", "check_cores"):
+    for name in ("ensure_serving", "ensure_model", "check_cores", "environment_now"):
         monkeypatch.setattr(stage, name, lambda *_: None)
     monkeypatch.setattr(stage, "run_cell", run_cell)
     monkeypatch.setattr(stage, "judge", lambda *_: verdicts[len(runs) - 1])
