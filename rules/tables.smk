@@ -57,6 +57,7 @@ rule statistics:
         cells=rules.tables.output.cells,
         checks=rules.tables.output.checks,
         parts=rules.tables.output.parts,
+        symmetry=rules.tables.output.symmetry,
     output:
         flow.path("statistics.json"),
     log:

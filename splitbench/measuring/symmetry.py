@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from splitbench.measuring.evidence import Check
@@ -31,9 +33,42 @@ COMPARED = (
     "model_runner",
     "async_scheduling",
 )
-# Depends on how the model is spread, so it is compared per budget only where it differs by more than this share.
+# All engines of a layout together; it depends on how the model is spread, so small differences are let be.
 POOL = "kv_cache_tokens"
 POOL_DIFFERENCE_PERCENT = 25.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact in which two layouts differ.
+
+    Attributes:
+        layouts: their names.
+        fact: its name.
+        values: each layout's value or values, in that order.
+    """
+
+    layouts: tuple[str, str]
+    fact: str
+    values: tuple[str, str]
+
+
+def differences(arms: Mapping[str, Mapping[str, Facts]]) -> list[Difference]:
+    """Every fact in which two layouts differ, pair by pair; a fact that one of them does not state is no difference.
+
+    Args:
+        arms: facts by layout and engine.
+    """
+    found = []
+    for one, other in combinations(arms, 2):
+        for name in COMPARED:
+            values = tuple("/".join(sorted(_values(arms[arm], name))) for arm in (one, other))
+            if all(values) and values[0] != values[1]:
+                found.append(Difference((one, other), name, (values[0], values[1])))
+        pools = [sum(_sizes(arms[arm])) for arm in (one, other)]
+        if all(pools) and max(pools) > min(pools) * (1 + POOL_DIFFERENCE_PERCENT / 100):
+            found.append(Difference((one, other), POOL, (f"{pools[0]:,.0f}", f"{pools[1]:,.0f}")))
+    return found
 
 
 def symmetry(arms: Mapping[str, Mapping[str, Facts]]) -> Check:
@@ -45,28 +80,24 @@ def symmetry(arms: Mapping[str, Mapping[str, Facts]]) -> Check:
     Returns:
         `warn` with every fact that differs and its values by layout, else `ok`.
     """
-    different: list[str] = []
-    for name in COMPARED:
-        values = {arm: _values(engines, name) for arm, engines in arms.items()}
-        known = {arm: found for arm, found in values.items() if found}
-        if len({frozenset(found) for found in known.values()}) > 1:
-            shown = ", ".join(f"{arm} {'/'.join(sorted(found))}" for arm, found in known.items())
-            different.append(f"{name}: {shown}")
-    pools = {
-        arm: sum(float(facts[POOL]) for facts in engines.values() if facts.get(POOL) is not None)
-        for arm, engines in arms.items()
-    }
-    sizes = [size for size in pools.values() if size]
-    if len(sizes) > 1 and max(sizes) > min(sizes) * (1 + POOL_DIFFERENCE_PERCENT / 100):
-        shown = ", ".join(f"{arm} {size:,.0f}" for arm, size in pools.items() if size)
-        different.append(f"KV cache in tokens, all engines: {shown}")
     compared = sum(any(_values(engines, name) for engines in arms.values()) for name in COMPARED)
+    different: dict[str, dict[str, str]] = {}
+    for each in differences(arms):
+        different.setdefault(each.fact, {}).update(zip(each.layouts, each.values, strict=True))
     figures: dict[str, Any] = {"facts_compared": compared, "facts_different": len(different)}
     if not compared:
         return Check("symmetry", "warn", "no engine stated its settings, so nothing was compared", figures)
     if different:
-        return Check("symmetry", "warn", "; ".join(different), figures)
+        told = (
+            f"{fact}: {', '.join(f'{arm} {value}' for arm, value in values.items())}"
+            for fact, values in different.items()
+        )
+        return Check("symmetry", "warn", "; ".join(told), figures)
     return Check("symmetry", "ok", f"{compared} settings are the same in {', '.join(arms)}", figures)
+
+
+def _sizes(engines: Mapping[str, Facts]) -> list[float]:
+    return [float(facts[POOL]) for facts in engines.values() if facts.get(POOL) is not None]
 
 
 def facts_of(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

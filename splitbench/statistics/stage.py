@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def write_statistics(
     *,
     margin_percent: float = 5.0,
     claims: Mapping[str, Any] | None = None,
+    asymmetries: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write per cell its quantiles, the highest loads that keep the SLO, the verdicts and the judged claims.
 
@@ -40,6 +41,7 @@ def write_statistics(
         output: JSON.
         margin_percent: differences below it do not count.
         claims: the config's section.
+        asymmetries: facts in which layouts differ, as `symmetry.json` holds them.
     """
     folders = list(parts)
     rows = pq.read_table(cells).to_pylist()
@@ -49,7 +51,7 @@ def write_statistics(
     judged = judge_claims(
         {name: Claim.model_validate(claim) for name, claim in (claims or {}).items()}, pools, margin_percent
     )
-    found = verdicts(pools, slo, margin_percent)
+    found = verdicts(pools, slo, margin_percent, asymmetries)
     for verdict in found:
         verdict["sentence"] = explain(verdict, "en")
     write_json(

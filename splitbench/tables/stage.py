@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from splitbench.measuring.evidence import Series
 from splitbench.measuring.recorded import telemetry_of
 from splitbench.measuring.run import CellFiles
 from splitbench.measuring.stage import judge
-from splitbench.measuring.symmetry import facts_of, symmetry
+from splitbench.measuring.symmetry import differences, facts_of, symmetry
 from splitbench.serving.facts import fact_rows
 from splitbench.tables.ingest import ingest_cell
 from splitbench.tables.parts import write_part
@@ -111,8 +112,14 @@ def write_symmetry(flow: Workflow, output: Path) -> None:
         of_budget = arms.setdefault(str(cell.plan.budget), {})
         if cell.layout not in of_budget and files.engine_facts.exists():
             of_budget[cell.layout] = facts_of(read_json(files.engine_facts))
-    found = {budget: symmetry(layouts).as_dict() for budget, layouts in arms.items() if len(layouts) > 1}
-    write_json(output, {"budgets": found})
+    compared = {budget: layouts for budget, layouts in arms.items() if len(layouts) > 1}
+    write_json(
+        output,
+        {
+            "budgets": {budget: symmetry(layouts).as_dict() for budget, layouts in compared.items()},
+            "differences": [asdict(each) for layouts in compared.values() for each in differences(layouts)],
+        },
+    )
 
 
 def write_tables(parts: Iterable[Path], cells: Path, checks: Path, listing: Path) -> None:

@@ -12,7 +12,7 @@ from splitbench.measuring import conditions
 from splitbench.measuring.checks import Check, all_checks
 from splitbench.measuring.evidence import Series
 from splitbench.measuring.logs import EngineLog
-from splitbench.measuring.symmetry import COMPARED, POOL, facts_of, symmetry
+from splitbench.measuring.symmetry import COMPARED, POOL, differences, facts_of, symmetry
 from splitbench.serving.fact_rules import RULES
 
 
@@ -235,6 +235,8 @@ def test_eager_in_one_arm_only() -> None:
     found = symmetry({"agg": AGG, "pd": pd_arm})
     assert found.verdict == "warn"
     assert found.reason == "enforce_eager: agg false, pd false/true"
+    (told,) = differences({"agg": AGG, "pd": pd_arm, "mute": {"e": {}}})
+    assert (told.layouts, told.fact, told.values) == (("agg", "pd"), "enforce_eager", ("false", "false/true"))
 
 
 def test_facts_as_sessions_keep_them() -> None:
@@ -246,5 +248,5 @@ def test_facts_as_sessions_keep_them() -> None:
 def test_pools_and_missing_facts() -> None:
     small = {"decode-0": {"dtype": "bfloat16", "kv_cache_tokens": 183_104}}
     found = symmetry({"agg": AGG, "pd": small})
-    assert "KV cache in tokens, all engines: agg 800,000, pd 183,104" in found.reason
+    assert found.reason == "kv_cache_tokens: agg 800,000, pd 183,104"
     assert symmetry({"agg": {"engine-0": {}}, "pd": {"d": {}}}).verdict == "warn"
