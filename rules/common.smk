@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
-from splitbench.measuring.stage import outlook
+from splitbench.measuring.stage import outlook, set_aside_if_invalid
 from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
@@ -35,6 +35,17 @@ def cell_slice(wildcards):
     return flow.cell_slice(wildcards.cell)
 
 
+def invalid_ones_again(wildcards):
+    # Input functions run when jobs are planned: a cell that lost its record by then is measured again. A dry run only
+    # says so.
+    if flow.experiment.on_invalid == "rerun" and workflow.is_main_process:
+        planned_only = workflow.dryrun or workflow.touch
+        if workflow.executor_plugin is not None and not planned_only:
+            if set_aside_if_invalid(flow, wildcards.cell):
+                say(f"{wildcards.cell} is invalid and measured again")
+    return []
+
+
 def cell_priority(wildcards):
     return flow.cell_priority(wildcards.cell)
 
@@ -44,8 +55,21 @@ def all_cells(pattern):
 
 
 def cell_files():
-    names = ("cell", "bench", "metrics", "engine_facts", "record")
-    return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}.json")]
+    names = (
+        "cell.json",
+        "bench.json",
+        "metrics.json",
+        "engine_facts.json",
+        "telemetry.json",
+        "logs.json.gz",
+        "record.json",
+    )
+    return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}")]
+
+
+def floor_files(wildcards):
+    # There only after `splitbench selftest-client`; cells are judged again then.
+    return [flow.floor_path] if Path(flow.floor_path).exists() else []
 
 
 def plan_of(wildcards):

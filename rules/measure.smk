@@ -9,11 +9,14 @@ rule cell:
         environment=ancient(rules.probe.output[0]),
         check=ancient(rules.check.output[0]),
         model=ancient(rules.model.output[0]),
+        again=invalid_ones_again,
     output:
         slice=flow.path("cells/{cell}/cell.json"),
         bench=flow.path("cells/{cell}/bench.json"),
         metrics=flow.path("cells/{cell}/metrics.json"),
         facts=flow.path("cells/{cell}/engine_facts.json"),
+        telemetry=flow.path("cells/{cell}/telemetry.json"),
+        logs=flow.path("cells/{cell}/logs.json.gz"),
         record=flow.path("cells/{cell}/record.json"),
     log:
         flow.path("logs/cells/{cell}.log"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
 
-from splitbench.tables.stage import write_tables
-from splitbench.workflow import script
+from splitbench.tables.stage import write_symmetry, write_tables
+from splitbench.workflow import Workflow, script
 
 with script(snakemake.log[0]):
     write_tables(
@@ -11,3 +11,4 @@ with script(snakemake.log[0]):
         checks=Path(snakemake.output.checks),
         listing=Path(snakemake.output.parts),
     )
+    write_symmetry(Workflow(snakemake.config), Path(snakemake.output.symmetry))

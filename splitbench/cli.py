@@ -19,6 +19,7 @@ from splitbench.experiment.explain import explain
 from splitbench.experiment.load import check_sources, read_experiment, read_yaml
 from splitbench.experiment.models import Experiment
 from splitbench.experiment.starter import write_starter
+from splitbench.measuring import selftest
 from splitbench.measuring.estimate import estimate
 from splitbench.measuring.stage import places
 from splitbench.serving import commands as sessions
@@ -96,7 +97,13 @@ def build_parser() -> argparse.ArgumentParser:
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
         commands.choices[name].set_defaults(run=sessions.run)
-    for name, module in (("sql", cli_sql), ("import", cli_import), ("environment", cli_environment)):
+    further = (
+        ("sql", cli_sql),
+        ("import", cli_import),
+        ("environment", cli_environment),
+        ("selftest-client", selftest),
+    )
+    for name, module in further:
         command = commands.add_parser(name, help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -184,6 +184,17 @@ class Workflow:
             }
         )
 
+    @property
+    def floor_path(self) -> str:
+        """What `splitbench selftest-client` found out about the client."""
+        return self.path("client-floor.json")
+
+    @property
+    def asked_percentiles(self) -> str:
+        """What decides how many requests are enough: the percentile asked for, and how many cells are pooled."""
+        matrix = self.experiment.matrix
+        return f"P{self.experiment.slo.percentile:g} over {matrix.restarts * matrix.repeats} cells"
+
 
 def _from_repository(path: str) -> str:
     return path if path.startswith("/") else f"./{path}"

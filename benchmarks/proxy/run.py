@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from client import Load, run_load
 
 HERE = Path(__file__).parent
+ENGINE = HERE.parents[1] / "splitbench" / "measuring" / "paced_engine.py"
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -80,7 +81,7 @@ class Server:
 
 def engine(*more: str) -> Server:
     port = free_port()
-    return Server([sys.executable, str(HERE / "paced_engine.py"), "--port", str(port), *more], port)
+    return Server([sys.executable, str(ENGINE), "--port", str(port), *more], port)
 
 
 def proxy(mode: str, *more: str, port: int | None = None) -> Server:

@@ -8,6 +8,7 @@ one finds its results again.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ class Cell:
     def prompts(self) -> int:
         """Measured requests."""
         rule = self.load["prompts"]
-        return max(int(rule["minimum"]), int(rule["per_concurrency"]) * self.concurrency)
+        floor = prompts_for(float(rule["percentile"])) if rule.get("percentile") else 1
+        return max(int(rule["minimum"]), floor, int(rule["per_concurrency"]) * self.concurrency)
 
     @property
     def warmups(self) -> int:
@@ -115,12 +117,38 @@ def model_slice(experiment: Experiment) -> dict[str, Any]:
     return experiment.model.model_dump(mode="json", exclude_none=True)
 
 
+# Fields that came later: a workload that leaves them at their default is what it was before, and keeps its results.
+_LATER = (
+    "sha256",
+    "range_ratio",
+    "prefix_tokens",
+    "prefixes",
+    "request_rate",
+    "burstiness",
+    "ramp",
+)
+
+
 def load_slice(experiment: Experiment, workload: Workload) -> dict[str, Any]:
     """What a result depends on in the load, apart from the concurrency."""
-    return workload.model_dump(mode="json") | {
-        "experiment_seed": experiment.seed,
-        "measuring_version": MEASURING_VERSION,
-    }
+    # A file counts by its content (sha256), and the caps are an axis of their own.
+    load = workload.model_dump(mode="json", exclude={"path", "concurrency"})
+    for name in _LATER:
+        if load[name] == Workload.model_fields[name].default:
+            del load[name]
+    if load["prompts"]["percentile"] is None:
+        del load["prompts"]["percentile"]
+    return load | {"experiment_seed": experiment.seed, "measuring_version": MEASURING_VERSION}
+
+
+def prompts_for(percentile: float, confidence: float = 0.95) -> int:
+    """Fewest independent requests whose largest one bounds a percentile from above at this confidence.
+
+    Closed form of `splitbench.statistics.quantiles.needed`, which is too slow to load here.
+    """
+    p = percentile / 100
+    tail = (1 - confidence) / 2
+    return max(math.ceil(math.log(tail) / math.log(p)), math.ceil(math.log(tail) / math.log(1 - p)))
 
 
 def seed_of(experiment_seed: int, load: Mapping[str, Any], concurrency: int, repeat: int) -> int:
@@ -156,10 +184,11 @@ class Cells:
                 seed=seed_of(experiment.seed, load, concurrency, repeat),
             )
             for layout in experiment.layouts
-            for workload, load in (
-                (name, load_slice(experiment, spec)) for name, spec in experiment.workloads.items()
+            for workload, load, caps in (
+                (name, load_slice(experiment, spec), spec.concurrency)
+                for name, spec in experiment.workloads.items()
             )
-            for concurrency in experiment.matrix.concurrency
+            for concurrency in caps or experiment.matrix.concurrency
             for restart in range(experiment.matrix.restarts)
             for repeat in range(experiment.matrix.repeats)
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -131,7 +132,7 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
     problems += _claim_checks(experiment)
     longest = experiment.model.synthetic.max_model_len if experiment.model.synthetic is not None else None
     for name, workload in experiment.workloads.items():
-        asked = workload.input_tokens + workload.output_tokens
+        asked = math.ceil((workload.input_tokens + workload.output_tokens) * (1 + workload.range_ratio))
         if longest is not None and asked > longest:
             problems.append(
                 (

@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -91,8 +92,10 @@ OWNED_CLIENT_ARGS = frozenset(
         "backend",
         "base-url",
         "burstiness",
+        "custom-output-len",
         "dataset-name",
         "dataset-path",
+        "disable-shuffle",
         "endpoint",
         "header",
         "host",
@@ -105,8 +108,16 @@ OWNED_CLIENT_ARGS = frozenset(
         "num-warmups",
         "percentile-metrics",
         "port",
+        "prefix-repetition-num-prefixes",
+        "prefix-repetition-output-len",
+        "prefix-repetition-prefix-len",
+        "prefix-repetition-suffix-len",
+        "ramp-up-end-rps",
+        "ramp-up-start-rps",
+        "ramp-up-strategy",
         "random-input-len",
         "random-output-len",
+        "random-prefix-len",
         "random-range-ratio",
         "ready-check-timeout-sec",
         "request-id-prefix",
@@ -117,6 +128,7 @@ OWNED_CLIENT_ARGS = frozenset(
         "save-result",
         "seed",
         "served-model-name",
+        "skip-chat-template",
         "temperature",
         "tokenizer",
     }
@@ -210,11 +222,23 @@ class Model(Section):
         return self
 
 
+class Telemetry(Section):
+    """What is watched while a cell runs."""
+
+    interval_s: PositiveFloat = Field(1.0, description="between samples of processes, processors and GPUs")
+    metrics_interval_s: NonNegativeFloat | None = Field(
+        None,
+        description="between samples of the engines' /metrics, 0: only before and after; default: interval_s where "
+        "engines run on GPUs, 0 on cores, where rendering that page holds up the tokens of all",
+    )
+
+
 class Node(Section):
     """How this machine is used; nothing in here changes a result, so nothing in here is part of a digest."""
 
     base_port: Port = Field(17100, description="ports are counted upwards from here")
     idle_limit_s: PositiveFloat = Field(300.0, description="a session that nobody uses ends after this")
+    telemetry: Telemetry = Telemetry()
 
 
 class EngineDefaults(Section):
@@ -410,23 +434,88 @@ class Prompts(Section):
 
     per_concurrency: PositiveInt = Field(10, description="prompts per unit of concurrency")
     minimum: PositiveInt = Field(1, description="but never fewer than this")
+    percentile: Annotated[float, Field(gt=0, lt=100)] | None = Field(
+        None, description="nor fewer than one cell needs for an interval around this percentile (P99: 368)"
+    )
+
+
+class Ramp(Section):
+    """An offered rate that changes while it is measured."""
+
+    strategy: Literal["linear", "exponential"] = "linear"
+    start_rate: PositiveInt = Field(description="requests per second at first")
+    end_rate: PositiveInt = Field(description="requests per second at last")
+
+
+FILE_DATASETS = ("sharegpt", "sonnet", "custom")
 
 
 class Workload(Section):
     """What a request looks like and how requests arrive."""
 
-    dataset: Literal["random"] = Field(
-        "random", description="where prompts come from: random tokens, exact lengths"
+    dataset: Literal["random", "prefix-repetition", "sharegpt", "sonnet", "custom"] = Field(
+        "random",
+        description="made-up tokens, made-up tokens with shared beginnings, a file in ShareGPT's form, a text file "
+        "whose lines make up prompts, or JSON lines with a `prompt` each",
     )
-    input_tokens: PositiveInt = Field(description="tokens in every prompt")
-    output_tokens: PositiveInt = Field(
-        description="tokens in every answer, whatever the model says (ignore-eos)"
+    input_tokens: PositiveInt = Field(description="tokens per prompt; of files the typical number")
+    output_tokens: PositiveInt = Field(description="tokens per answer; of ShareGPT files the typical number")
+    path: Path | None = Field(None, description="the file of a dataset that is one")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="of that file: results are keyed by what it holds, not by where it lies"
+    )
+    range_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="random: lengths are drawn from this much below to this much above"
+    )
+    prefix_tokens: NonNegativeInt = Field(
+        0, description="of input_tokens, those that prompts share at the start"
+    )
+    prefixes: PositiveInt | None = Field(None, description="prefix-repetition: number of distinct beginnings")
+    request_rate: PositiveFloat | None = Field(
+        None, description="offered requests per second (open loop); default: as fast as concurrency allows"
+    )
+    burstiness: PositiveFloat = Field(
+        1.0, description="shape of the gaps at a finite rate: 1 is Poisson, below it comes in bursts"
+    )
+    ramp: Ramp | None = Field(None, description="a rate that changes, instead of request_rate")
+    concurrency: Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
+        None,
+        description="caps for this workload instead of the matrix's; a high one leaves an open loop open",
     )
     prompts: Prompts = Field(Prompts(), description="how many prompts a cell sends")
     warmup_per_concurrency: NonNegativeInt = Field(
         1, description="warm-up requests per unit of concurrency, with prompts that are not measured"
     )
     extra_args: ClientArgs = Field(default_factory=dict, description="further flags of `vllm bench serve`")
+
+    @model_validator(mode="after")
+    def _fields_of_the_dataset(self) -> Self:
+        is_file = self.dataset in FILE_DATASETS
+        if is_file and (self.path is None or self.sha256 is None):
+            raise ValueError(
+                f"dataset '{self.dataset}' is a file: give 'path' and its 'sha256' (sha256sum FILE)"
+            )
+        if not is_file and (self.path is not None or self.sha256 is not None):
+            raise ValueError(f"dataset '{self.dataset}' reads no file; remove 'path' and 'sha256'")
+        if self.range_ratio and self.dataset != "random":
+            raise ValueError(f"'range_ratio' is for dataset 'random', not '{self.dataset}'")
+        if (self.prefixes is not None) != (self.dataset == "prefix-repetition"):
+            raise ValueError("'prefixes' and dataset 'prefix-repetition' go together")
+        if self.prefix_tokens and is_file:
+            raise ValueError(f"'prefix_tokens' is for made-up prompts, not for dataset '{self.dataset}'")
+        if self.prefix_tokens >= self.input_tokens:
+            raise ValueError(
+                f"prefix_tokens {self.prefix_tokens} leaves nothing of {self.input_tokens} input tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_arrival(self) -> Self:
+        if self.ramp is not None and self.request_rate is not None:
+            raise ValueError("give 'request_rate' or 'ramp', not both")
+        if self.burstiness != 1.0 and self.request_rate is None and self.ramp is None:
+            raise ValueError("'burstiness' shapes the gaps of a finite rate: give 'request_rate' or 'ramp'")
+        return self
 
 
 class Matrix(Section):
@@ -498,6 +587,35 @@ class Thresholds(Section):
     kv_moved_percent: PositiveFloat = Field(
         99.0, description="kv-moved: decoders must have loaded this share of the prompt tokens"
     )
+    load_percent: PositiveFloat = Field(
+        95.0, description="of the concurrency, or of the offered rate, that must be reached"
+    )
+    client_cpu_percent: PositiveFloat = Field(
+        90.0, description="of a core that the client may use on average"
+    )
+    client_late_percent: PositiveFloat = Field(
+        25.0,
+        description="how late the client's event loop may be, as a share of the ITL at the same percentile",
+    )
+    client_late_ms: PositiveFloat = Field(5.0, description="late ticks below this are never remarked on")
+    steal_percent: PositiveFloat = Field(5.0, description="of the processors that a hypervisor may take away")
+    others_percent: PositiveFloat = Field(
+        25.0, description="of one core that other processes may use, where engines run on cores"
+    )
+    power_capped_percent: PositiveFloat = Field(
+        5.0, description="of the samples in which a GPU's power limit may hold its clocks down"
+    )
+    unanswered_percent: PositiveFloat = Field(
+        1.0,
+        description="of the requests whose load may be missing in a decoder's log before the cell is invalid",
+    )
+    same_answers_warn_percent: PositiveFloat = Field(
+        10.0, description="by which answers may differ from an engine's own more than it differs from itself"
+    )
+    same_answers_invalid_percent: PositiveFloat = Field(
+        50.0,
+        description="the same, beyond which a layout is not measured: rounding differs late, lost KV at once",
+    )
 
 
 class FigureSettings(Section):
@@ -568,6 +686,11 @@ class Experiment(Section):
     rates: Rates = Field(default_factory=Rates, description="for estimates before the first cell")
     language: Literal["en", "ja"] = Field("en", description="of the report")
     thresholds: Thresholds = Thresholds()
+    on_invalid: Literal["keep", "rerun", "stop"] = Field(
+        "keep",
+        description="a cell that fails a check is kept and marked, measured again (two more times at most), or ends "
+        "the run; also as `--config on_invalid=rerun`",
+    )
     figures: dict[FigureName, FigureSettings] = Field(
         default_factory=_default_figures,
         description="which figures are drawn for every workload, and how; default: itl_by_concurrency, "

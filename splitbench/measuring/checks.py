@@ -1,76 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a number counts: each check is a pure function from a cell's evidence to a verdict with its reasons.
 
-Thresholds and their defaults are in `splitbench.experiment.models.Thresholds`.
+The checks of the requests themselves are here, those of what was around them in `conditions`, those of the KV
+transfer in `transfer`. Thresholds and their defaults are in `splitbench.experiment.models.Thresholds`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from splitbench.experiment.models import Thresholds
-from splitbench.measuring.metrics import Metrics, growth
+from splitbench.measuring import conditions, transfer
+from splitbench.measuring.evidence import Check, EngineEvidence, Evidence, Verdict, worst
+from splitbench.measuring.transfer import kv_moved
 
-Verdict = Literal["ok", "warn", "invalid"]
-_RANK: dict[Verdict, int] = {"ok": 0, "warn": 1, "invalid": 2}
-
-
-@dataclass(frozen=True)
-class Check:
-    """One verdict on one cell."""
-
-    name: str
-    verdict: Verdict
-    reason: str
-    figures: dict[str, float | int | str | None] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class EngineEvidence:
-    """An engine's own counters around the measured requests."""
-
-    role: str
-    before: Metrics
-    after: Metrics
-
-    def growth(self, name: str, **labels: str) -> float | None:
-        """How much a counter grew during the cell."""
-        return growth(self.before, self.after, name, **labels)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything a check may look at.
-
-    `bench` is the client's detailed result; its lists run over requests in the order of submission.
-    """
-
-    kind: str
-    prompts: int
-    input_tokens: int
-    output_tokens: int
-    concurrency: int
-    warmups: int
-    warmup_seed_differs: bool
-    bench: Mapping[str, Any]
-    engines: Mapping[str, EngineEvidence]
-    thresholds: Thresholds = field(default_factory=Thresholds)
-
-    @property
-    def good(self) -> list[int]:
-        """Indices of the requests that succeeded."""
-        return [index for index, error in enumerate(self.bench["errors"]) if not error]
-
-    def of_role(self, *roles: str) -> list[EngineEvidence]:
-        """Engines that have one of these roles."""
-        return [engine for engine in self.engines.values() if engine.role in roles]
+__all__ = ["Check", "EngineEvidence", "Evidence", "Verdict", "all_checks", "kv_moved", "worst"]
 
 
 def completion(evidence: Evidence) -> Check:
@@ -101,6 +46,8 @@ def tokens(evidence: Evidence) -> Check:
     outputs = [evidence.bench["output_lens"][index] for index in evidence.good]
     if not inputs:
         return Check("tokens", "invalid", "no request succeeded, so no length is known")
+    if not evidence.exact_lengths:
+        return _own_lengths(inputs, outputs)
     wrong = sum(length != evidence.output_tokens for length in outputs)
     off = max(abs(length - evidence.input_tokens) / evidence.input_tokens * 100 for length in inputs)
     figures: dict[str, Any] = {
@@ -122,6 +69,16 @@ def tokens(evidence: Evidence) -> Check:
     if off > 0:
         return Check("tokens", "warn", f"inputs are off by up to {off:.2f} %", figures)
     return Check("tokens", "ok", "all lengths as asked", figures)
+
+
+def _own_lengths(inputs: list[int], outputs: list[int]) -> Check:
+    """Lengths of a workload whose requests differ: nothing is asked of each, but none may be empty."""
+    figures: dict[str, Any] = {"input_tokens": sum(inputs), "output_tokens": sum(outputs)}
+    empty = sum(length < 1 for length in (*inputs, *outputs))
+    if empty:
+        return Check("tokens", "invalid", f"{empty} prompts or answers are empty", figures)
+    text = f"inputs of {min(inputs)} to {max(inputs)} tokens, outputs of {min(outputs)} to {max(outputs)}"
+    return Check("tokens", "ok", text, figures)
 
 
 def coalescing(evidence: Evidence) -> Check:
@@ -155,12 +112,11 @@ def coalescing(evidence: Evidence) -> Check:
 def warm_up(evidence: Evidence) -> Check:
     """At least as many warm-up requests as are in flight, none of them measured."""
     figures: dict[str, Any] = {"warmups": evidence.warmups, "concurrency": evidence.concurrency}
-    if evidence.warmups < evidence.concurrency:
+    # Without a cap nobody knows beforehand how many will be in flight; one request is the least.
+    needed = evidence.concurrency or 1
+    if evidence.warmups < needed:
         return Check(
-            "warm-up",
-            "invalid",
-            f"{evidence.warmups} warm-up requests for {evidence.concurrency} in flight",
-            figures,
+            "warm-up", "invalid", f"{evidence.warmups} warm-up requests for {needed} in flight", figures
         )
     if not evidence.warmup_seed_differs:
         return Check("warm-up", "invalid", "warm-up prompts are among the measured ones", figures)
@@ -169,7 +125,7 @@ def warm_up(evidence: Evidence) -> Check:
 
 def fresh_prompts(evidence: Evidence) -> Check:
     """Prompts were computed (or moved), not found in the prefix cache."""
-    limit = evidence.thresholds.prefix_hit_percent
+    limit = evidence.thresholds.prefix_hit_percent + evidence.shared_percent
     queries = hits = 0.0
     for engine in evidence.of_role("aggregated", "prefill"):
         asked = engine.growth("vllm:prefix_cache_queries_total")
@@ -191,48 +147,6 @@ def fresh_prompts(evidence: Evidence) -> Check:
     return Check("fresh-prompts", "ok", f"{share:.2f} % of prompt tokens came from the prefix cache", figures)
 
 
-def kv_moved(evidence: Evidence) -> Check | None:
-    """The decoders loaded the prompts' KV instead of computing it again; None where nothing is to be moved."""
-    decoders = evidence.of_role("decode")
-    if not decoders:
-        return None
-    name = "vllm:prompt_tokens_by_source_total"
-    moved = computed = 0.0
-    for engine in decoders:
-        loads = engine.growth(name, source="external_kv_transfer")
-        local = engine.growth(name, source="local_compute")
-        if loads is None or local is None:
-            return Check(
-                "kv-moved",
-                "invalid",
-                "a decoder does not count loaded tokens, so nothing proves that KV moved",
-            )
-        moved += loads
-        computed += local
-    # The last prompt token is always computed by the decoder itself where the connector leaves it out.
-    prompt = sum(evidence.bench["input_lens"][index] for index in evidence.good)
-    needed = max(prompt - len(evidence.good), 1)
-    share = 100 * moved / needed
-    moved_bytes = sum(engine.growth("vllm:nixl_bytes_transferred_sum") or 0.0 for engine in decoders)
-    figures: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "loaded_tokens": moved,
-        "computed_tokens": computed,
-        "loaded_percent": round(share, 3),
-        "moved_bytes": moved_bytes,
-    }
-    if share < evidence.thresholds.kv_moved_percent:
-        return Check(
-            "kv-moved", "invalid", f"decoders loaded only {share:.1f} % of the prompt tokens", figures
-        )
-    return Check(
-        "kv-moved",
-        "ok",
-        f"decoders loaded {moved:.0f} of {prompt} prompt tokens, computed {computed:.0f}",
-        figures,
-    )
-
-
 def all_checks(evidence: Evidence) -> list[Check]:
     """Every check that applies to a cell, in a fixed order."""
     checks = [
@@ -241,11 +155,13 @@ def all_checks(evidence: Evidence) -> list[Check]:
         coalescing(evidence),
         warm_up(evidence),
         fresh_prompts(evidence),
-        kv_moved(evidence),
+        transfer.kv_moved(evidence),
+        transfer.same_answers(evidence),
+        transfer.transport(evidence),
+        conditions.load(evidence),
+        conditions.client(evidence),
+        conditions.machine(evidence),
+        conditions.server_log(evidence),
+        conditions.samples(evidence),
     ]
     return [check for check in checks if check is not None]
-
-
-def worst(checks: Sequence[Check]) -> Verdict:
-    """The cell's verdict: its worst check."""
-    return max((check.verdict for check in checks), key=_RANK.__getitem__, default="ok")

@@ -45,6 +45,7 @@ def run_warm(
     watch: Callable[[], str | None],
     *,
     cwd: Path | None = None,
+    started: Callable[[int], None] | None = None,
 ) -> ClientExit:
     """Run `vllm ARGV` in the warm client behind `socket_path` and wait for its end.
 
@@ -53,6 +54,7 @@ def run_warm(
         log: file that gets its output, appended.
         watch: asked about twice a second; a text means: end the run, and this is why.
         cwd: where it runs; None for here.
+        started: told the process id of the run.
 
     Raises:
         UserError: no warm client there, or it went away before the run ended.
@@ -80,6 +82,8 @@ def run_warm(
                 if "pid" not in message:
                     return ClientExit.model_validate({**message, "pid": pid, "stopped": stopped})
                 pid = int(message["pid"])
+                if started is not None:
+                    started(pid)
                 continue
             if stopped is None:
                 stopped = watch()
@@ -93,6 +97,16 @@ def run_warm(
             elif kill_at_s is not None and time.monotonic() >= kill_at_s:
                 _signal(pid, signal.SIGKILL)
                 kill_at_s = None
+
+
+def ticks_file(log: Path) -> Path:
+    """Where a run with this log leaves how late its event loop was: JSON, [[moment s, lateness s], ...]."""
+    return log.with_name(f"{log.name}.ticks")
+
+
+def prompts_file(log: Path) -> Path:
+    """Where a run with this log leaves the hash of its prompts: JSON, {"sha256": ..., "prompts": ...}."""
+    return log.with_name(f"{log.name}.prompts")
 
 
 class _Lines:

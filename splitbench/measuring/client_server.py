@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import logging
@@ -65,6 +66,7 @@ WARM = (
     "transformers.tokenization_utils_tokenizers",
 )
 STOP_S = 5.0
+TICK_S = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LINE_LIMIT = 1 << 20
 
@@ -206,6 +208,8 @@ class ClientServer:
             os.chdir(request["cwd"])
             sys.argv = [self.program, *request["argv"]]
             gc.unfreeze()
+            _tick_in_event_loops(request["log"] + ".ticks")
+            _note_prompts(request["log"] + ".prompts")
             self.main()
             code = 0
         except SystemExit as error:
@@ -260,6 +264,60 @@ class ClientServer:
         if run.pidfd >= 0:
             self.selector.unregister(run.pidfd)
             os.close(run.pidfd)
+
+
+def _tick_in_event_loops(path: str) -> None:
+    """From now on `asyncio.run` also notes how late its loop wakes up, and writes that to `path` when it ends.
+
+    A token is seen no earlier than the loop comes round, so this lateness is what the client adds to a gap.
+    """
+    import asyncio
+
+    plain_run = asyncio.run
+
+    async def tick(late: list[tuple[float, float]]) -> None:
+        while True:
+            due_s = time.perf_counter() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now_s = time.perf_counter()
+            late.append((round(now_s, 6), round(now_s - due_s, 6)))
+
+    async def with_ticks(work: Any) -> Any:
+        late: list[tuple[float, float]] = []
+        ticking = asyncio.ensure_future(tick(late))
+        try:
+            return await work
+        finally:
+            ticking.cancel()
+            with contextlib.suppress(OSError):
+                Path(path).write_text(json.dumps(late), encoding="utf-8")
+
+    def run(work: Any, **options: Any) -> Any:
+        return plain_run(with_ticks(work), **options)
+
+    asyncio.run = run  # type: ignore[assignment]
+
+
+def _note_prompts(path: str) -> None:
+    """From now on the client's prompts leave their hash in `path`: which ones, how long answers are, in which order."""
+    try:
+        serve: Any = importlib.import_module("vllm.benchmarks.serve")
+        plain = serve.get_samples
+    except (ImportError, AttributeError):
+        return  # another version; the record then has no hash
+
+    def get_samples(*arguments: Any, **options: Any) -> Any:
+        requests = plain(*arguments, **options)
+        digest = hashlib.sha256()
+        for request in requests:
+            asked = [request.prompt, request.expected_output_len]
+            digest.update(json.dumps(asked, default=str).encode())
+        with contextlib.suppress(OSError):
+            text = json.dumps({"sha256": digest.hexdigest(), "prompts": len(requests)})
+            Path(path).write_text(text, encoding="utf-8")
+        return requests
+
+    serve.get_samples = get_samples
 
 
 def _checked(request: Any) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,16 +19,17 @@ from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import digest, read_json, sha256_file, write_json, written_aside
-from splitbench.measuring.client import ClientExit, run_warm
+from splitbench.measuring.around import Around, SessionNotes, Watching
+from splitbench.measuring.client import ClientExit, prompts_file, run_warm, ticks_file
 from splitbench.measuring.command import bench_command
-from splitbench.measuring.metrics import parse_metrics
+from splitbench.measuring.prompts import write_prompts_of_lines
+from splitbench.measuring.scrape import reset_prefix_caches, scrape, servers
 from splitbench.serving import facts
 from splitbench.serving.session import ClientPlan, Owner, Places, Session, SessionRequest, acquire
 from splitbench.serving.state import node_lock
 
 # Any fixed offset keeps warm-up prompts apart from measured ones and the same in every layout.
 WARMUP_SEED_OFFSET = 0x40000000
-SCRAPE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,16 @@ class CellFiles:
     def engine_facts(self) -> Path:
         """What every engine of the cell's session said about itself."""
         return self.folder / "engine_facts.json"
+
+    @property
+    def telemetry(self) -> Path:
+        """Samples of processes, processors and GPUs."""
+        return self.folder / "telemetry.json"
+
+    @property
+    def logs(self) -> Path:
+        """What engines wrote until they were ready, and during the cell."""
+        return self.folder / "logs.json.gz"
 
     @property
     def record(self) -> Path:
@@ -88,6 +97,8 @@ def run_cell(
     environment: Path,
     idle_limit_s: float,
     progress: Callable[[str], None],
+    watching: Watching | None = None,
+    dataset: Path | None = None,
 ) -> None:
     """Measure a cell under the node's lock and write its files aside, then in place, the record last.
 
@@ -103,9 +114,11 @@ def run_cell(
         environment: record of the machine and its software; its digest goes into the cell's record.
         idle_limit_s: a session that nobody uses ends after this.
         progress: takes one line for a person.
+        watching: how the cell is watched; None: as is usual.
+        dataset: the file of the workload's dataset, where it is one.
 
     Raises:
-        UserError: the session did not come up, was lost, or the client failed.
+        UserError: the session did not come up, failed its smoke test, was lost, or the client failed.
     """
     started_at = now()
     write_json(files.status, {"status": "started", "started_at": started_at, "cell_digest": cell.digest})
@@ -129,6 +142,8 @@ def run_cell(
                 environment=environment,
                 progress=progress,
                 state=state,
+                watching=watching or Watching(),
+                dataset=dataset,
             )
     except BaseException as error:
         failed = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": str(error)}
@@ -162,6 +177,8 @@ def _measure(
     environment: Path,
     progress: Callable[[str], None],
     state: Path,
+    watching: Watching,
+    dataset: Path | None,
 ) -> None:
     with acquire(request, progress, state=state) as session:
         began = time.monotonic()
@@ -174,28 +191,41 @@ def _measure(
         files.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".cell-", dir=files.folder) as aside:
             raw = Path(aside).absolute() / "bench.json"
-            _reset_prefix_caches(session)
+            prompts = _prompts(cell, dataset, raw.with_name("prompts.jsonl"))
+            notes = SessionNotes(session)
+            smoke = notes.smoke(cell, session, watching, progress)
+            around = Around(cell, session, watching, request.owner.pid if request.owner else None)
+            reset_prefix_caches(session)
             warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
             client = _Client(session, cell, request.places.model, log, lost)
             if cell.warmups:
                 client.run(cell.warmups, warmup_seed, None)
-            before = _scrape(session)
+            before = scrape(session)
             session_age_s = session.age_s
-            started_at, start = now(), time.monotonic()
-            argv, ended = client.run(cell.prompts, cell.seed, raw)
-            duration_s = time.monotonic() - start
-            after = _scrape(session)
+            around.begin()
+            # The client's own clock: on Linux perf_counter is one clock for all processes.
+            started_at, start = now(), time.perf_counter()
+            argv, ended = client.run(
+                cell.prompts, cell.seed, raw, started=around.client_started, dataset=prompts
+            )
+            duration_s = time.perf_counter() - start
+            after = scrape(session)
+            telemetry, logs = around.end(notes, ticks_file(log))
             if reason := lost() or session.confirm():
                 raise UserError(f"the cell was lost: {reason}", mend="see the engines' logs, then run again")
             bench = _read_bench(raw, log)
             write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
             with written_aside(files.bench) as path:
                 path.write_bytes(raw.read_bytes())
+            with written_aside(files.logs) as path:
+                path.write_bytes(logs)
+        write_json(files.telemetry, telemetry | {"clock_start_s": start})
         write_json(
             files.metrics,
             {
-                engine.name: {"role": engine.role, "before": before[engine.name], "after": after[engine.name]}
-                for engine in session.engines
+                server.name: {"role": server.role, "before": before[server.name], "after": after[server.name]}
+                for server in servers(session)
+                if server.name in before and server.name in after
             },
         )
         write_json(files.engine_facts, _engine_facts(session))
@@ -211,6 +241,7 @@ def _measure(
                 "total_s": round(time.monotonic() - began, 3),
                 "prompts": cell.prompts,
                 "warmups": cell.warmups,
+                "prompts_sha256": _prompts_sha256(log),
                 "seed": cell.seed,
                 "warmup_seed": warmup_seed,
                 "session": {
@@ -226,12 +257,38 @@ def _measure(
                     "seconds": round(ended.seconds, 3),
                     "cpu_s": round(ended.cpu_s, 3),
                 },
+                "smoke": smoke,
                 "completed": sum(not error for error in bench["errors"]),
                 "bench_sha256": sha256_file(files.bench),
                 "environment_digest": environment_digest(read_json(environment)),
                 "code_version": __version__,
             },
         )
+
+
+def _prompts(cell: Cell, dataset: Path | None, made: Path) -> Path | None:
+    """The file that the client reads its prompts from, if any; of a text's lines it is put together at `made`."""
+    if dataset is None or cell.load["dataset"] != "sonnet":
+        return dataset
+    write_prompts_of_lines(
+        dataset,
+        made,
+        seed=cell.seed,
+        count=cell.prompts,
+        input_tokens=int(cell.load["input_tokens"]),
+        output_tokens=int(cell.load["output_tokens"]),
+    )
+    return made
+
+
+def _prompts_sha256(log: Path) -> str | None:
+    """Hash of the prompts that the client sent; None where this version of it can't be watched."""
+    path = prompts_file(log)
+    if not path.exists():
+        return None
+    found = str(read_json(path)["sha256"])
+    path.unlink()
+    return found
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -249,8 +306,16 @@ class _Client:
     log: Path
     lost: Callable[[], str | None]
 
-    def run(self, prompts: int, seed: int, result: Path | None) -> tuple[list[str], ClientExit]:
-        """One run of the client.
+    def run(
+        self,
+        prompts: int,
+        seed: int,
+        result: Path | None,
+        *,
+        started: Callable[[int], None] | None = None,
+        dataset: Path | None = None,
+    ) -> tuple[list[str], ClientExit]:
+        """One run of the client; `started` is told its process id.
 
         Returns:
             what it was told, and how it ended.
@@ -262,11 +327,12 @@ class _Client:
             prompts=prompts,
             seed=seed,
             result=result,
+            dataset=dataset,
         )
         if self.session.client_socket is None:
             raise UserError("the session has no client", mend="report this as a bug")
         try:
-            ended = run_warm(self.session.client_socket, argv, self.log, self.lost)
+            ended = run_warm(self.session.client_socket, argv, self.log, self.lost, started=started)
         except UserError as error:
             # The client goes with its session; why that ended says more.
             raise self._stopped(self.lost() or str(error)) from None
@@ -305,26 +371,6 @@ def _read_bench(raw: Path, log: Path) -> dict[str, Any]:
     return bench
 
 
-def _http(url: str, *, method: str = "GET") -> bytes:
-    request = urllib.request.Request(url, method=method)
-    with urllib.request.urlopen(request, timeout=SCRAPE_LIMIT_S) as answer:
-        return bytes(answer.read())
-
-
-def _reset_prefix_caches(session: Session) -> None:
-    for engine in session.engines:
-        try:
-            _http(f"{engine.url}/reset_prefix_cache", method="POST")
-        except urllib.error.HTTPError as error:
-            if error.code != 404:  # an engine without this endpoint; the fresh-prompts check decides
-                raise UserError(
-                    f"{engine.name} answered {error.code} to a reset of its prefix cache",
-                    where=str(engine.log),
-                ) from None
-        except OSError as error:
-            raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
-
-
 def _engine_facts(session: Session) -> dict[str, Any]:
     path = session.folder / facts.FILE
     try:
@@ -335,16 +381,3 @@ def _engine_facts(session: Session) -> dict[str, Any]:
             where=str(path),
             mend="leave the logs of a session alone while it is up, and run again",
         ) from None
-
-
-def _scrape(session: Session) -> dict[str, dict[str, float]]:
-    scraped = {}
-    for engine in session.engines:
-        try:
-            text = _http(f"{engine.url}/metrics").decode("utf-8", errors="replace")
-        except OSError as error:
-            raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
-        scraped[engine.name] = {
-            series: value for series, value in parse_metrics(text).items() if series.startswith("vllm:")
-        }
-    return scraped

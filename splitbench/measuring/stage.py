@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -14,12 +15,18 @@ import psutil
 from splitbench.environment.stage import ensure_model, ensure_serving, environment_now
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
-from splitbench.files import canonical_json, read_json
+from splitbench.files import canonical_json, read_json, write_json
+from splitbench.measuring.around import Watching
+from splitbench.measuring.evidence import Check
 from splitbench.measuring.progress import Load, clock, progress_line, remaining_s
-from splitbench.measuring.run import CellFiles, run_cell
+from splitbench.measuring.prompts import check_file
+from splitbench.measuring.run import CellFiles, now, run_cell
 from splitbench.serving.session import Owner, Places, stop
 from splitbench.serving.state import state_folder
 from splitbench.workflow import REPOSITORY, Workflow
+
+# A cell that stays invalid is not the machine's mood.
+TRIES = 3
 
 
 def measure_cell(
@@ -38,29 +45,120 @@ def measure_cell(
         UserError: what kept the cell from being measured.
     """
     cell = flow.cells[cell_id]
+    files = _files(flow, cell)
     owner = Owner.from_env(os.environ)
     # A results folder that moved to another machine comes without the store; both are cheap when they are there.
     serving = ensure_serving(flow, note)
     ensure_model(flow, note)
     check_cores(cell)
+    dataset = _dataset(flow, cell)
     state = state_folder()
     note(_progress(flow, cell, owner))
-    run_cell(
-        cell,
-        _files(flow, cell),
-        order=flow.cells.order(cell_id),
-        places=places(flow),
-        state=state,
-        owner=owner,
-        log=log.with_suffix(".client.log"),
-        session_logs=Path(flow.path("logs/sessions")) / cell.layout_key,
-        environment=environment_now(flow, environment, serving, note),
-        idle_limit_s=flow.experiment.node.idle_limit_s,
-        progress=note,
-    )
+    tries = TRIES if flow.experiment.on_invalid == "rerun" else 1
+    for attempt in range(tries):
+        run_cell(
+            cell,
+            files,
+            order=flow.cells.order(cell_id),
+            places=places(flow),
+            state=state,
+            owner=owner,
+            log=log.with_suffix(".client.log"),
+            session_logs=Path(flow.path("logs/sessions")) / cell.layout_key,
+            environment=environment_now(flow, environment, serving, note),
+            idle_limit_s=flow.experiment.node.idle_limit_s,
+            progress=note,
+            watching=_watching(flow),
+            dataset=dataset,
+        )
+        if flow.experiment.on_invalid == "keep":
+            break
+        failed = [check for check in judge(flow, cell) if check.verdict == "invalid"]
+        if not failed:
+            break
+        reasons = "; ".join(f"{check.name}: {check.reason}" for check in failed)
+        if flow.experiment.on_invalid == "stop":
+            raise rejected(files, cell, reasons)
+        again = "measured again" if attempt + 1 < tries else "kept, since it was measured often enough"
+        note(f"the cell is invalid and {again}: {reasons}")
     if owner is not None and all(_files(flow, other).record.exists() for other in flow.cells.all):
         # Nobody will want the session again: what comes now may have the machine to itself.
         stop(state, owner=owner, reason="all cells are measured")
+
+
+def judge(flow: Workflow, cell: Cell) -> list[Check]:
+    """All checks of a cell that was measured, with the thresholds and percentiles of the experiment."""
+    # Loaded here since the workflow reads this module whenever it is parsed.
+    from splitbench.measuring.checks import all_checks
+    from splitbench.measuring.recorded import evidence_of
+    from splitbench.measuring.selftest import floor_at
+
+    files, experiment = _files(flow, cell), flow.experiment
+    evidence = evidence_of(
+        cell,
+        files,
+        read_json(files.record),
+        experiment.thresholds,
+        percentiles=(experiment.slo.percentile,),
+        pooled_cells=experiment.matrix.restarts * experiment.matrix.repeats,
+        floor_ms=floor_at(Path(flow.floor_path), cell.concurrency),
+    )
+    return all_checks(evidence)
+
+
+def set_aside_if_invalid(flow: Workflow, cell_id: str) -> bool:
+    """Put a measured cell's files aside where its checks found it invalid, so that it is measured again.
+
+    Returns:
+        whether it was.
+    """
+    verdict = Path(flow.path(f"parts/{cell_id}/checks.json"))
+    files = _files(flow, flow.cells[cell_id])
+    if not (verdict.exists() and files.record.exists() and read_json(verdict)["verdict"] == "invalid"):
+        return False
+    _keep_aside(files)
+    files.record.unlink()
+    return True
+
+
+def rejected(files: CellFiles, cell: Cell, reasons: str) -> UserError:
+    """Put an invalid cell's files aside, since a failed job's outputs are deleted; what to tell the user."""
+    folder = _keep_aside(files)
+    started_at = read_json(files.record)["started_at"]
+    status = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": f"invalid: {reasons}"}
+    write_json(files.status, status | {"cell_digest": cell.digest})
+    return UserError(
+        f"the cell is invalid: {reasons}",
+        where=cell.cell_id,
+        mend=f"its files are in {folder}; on_invalid=keep goes on with such a cell marked",
+    )
+
+
+def _keep_aside(files: CellFiles) -> Path:
+    folder = files.folder / "rejected"
+    folder.mkdir(exist_ok=True)
+    kept = (files.slice, files.bench, files.metrics, files.engine_facts, files.telemetry, files.logs)
+    for path in (*kept, files.record):
+        shutil.copy2(path, folder / path.name)
+    return folder
+
+
+def _dataset(flow: Workflow, cell: Cell) -> Path | None:
+    workload = flow.experiment.workloads[cell.workload]
+    if workload.path is None or workload.sha256 is None:
+        return None
+    path = (flow.root / workload.path).resolve()
+    check_file(path, workload.sha256, f"workloads.{cell.workload}")
+    return path
+
+
+def _watching(flow: Workflow) -> Watching:
+    loads = [cell.load for cell in flow.cells.all]
+    return Watching(
+        telemetry=flow.experiment.node.telemetry,
+        thresholds=flow.experiment.thresholds,
+        longest=max(int(load["input_tokens"]) + int(load["output_tokens"]) for load in loads),
+    )
 
 
 def places(flow: Workflow) -> Places:

@@ -9,12 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 from splitbench.environment.neighbours import strangers
-from splitbench.figures.measured import KIND_WORDS, Layout, Measured, Metric, Sample
-=======
 from splitbench.figures.measured import Layout, Measured, Metric, Sample
->>>>>>> verdict
 from splitbench.report.words import Words
 from splitbench.serving.plan import Plan
 from splitbench.statistics.clusters import Clustered, clustered_quantile

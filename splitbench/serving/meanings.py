@@ -98,6 +98,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONHASHSEED": "prefill and decode must name KV chunks alike",
     "PYTHONPATH": "finds the splitbench package",
     "TRANSFORMERS_OFFLINE": "the model is a folder: ask no hub",
+    "UCX_LOG_LEVEL": "UCX says which transports each connection takes",
     "UCX_TLS": "transports that NIXL may use",
     "VLLM_CPU_KVCACHE_SPACE": "KV pool in GiB",
     "VLLM_CPU_OMP_THREADS_BIND": "the cores of this engine",

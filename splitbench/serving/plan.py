@@ -145,6 +145,9 @@ class Plan(_Frozen):
             del content["services"]
         if self.budget.share is None:
             del content["budget"]["share"]
+        # Says at which level UCX logs, once per connection: it changes what is known of a result, not the result.
+        for engine in content["engines"]:
+            engine["env"].pop("UCX_LOG_LEVEL", None)
         return digest(content)
 
 

@@ -25,6 +25,9 @@ CALM_NIXL = {
 # Loaded by prefill engines whose saves are to be waited for.
 WAITED_LMCACHE = {"kv_connector_module_path": "splitbench.serving.waited_lmcache"}
 
+# One line per connection about the transports that it takes: the only proof of how KV moved.
+UCX_SAYS = {"UCX_LOG_LEVEL": "info"}
+
 Side = Literal["prefill", "decode"]
 
 
@@ -52,7 +55,11 @@ def nixl(layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int]) -
     }
     if layout.connector_options:
         config["kv_connector_extra_config"] = dict(layout.connector_options)
-    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[0])}
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[0]),
+        **UCX_SAYS,
+    }
     if spec.cores is not None:
         config |= CALM_NIXL
         env |= {"PYTHONPATH": "{repository}", "UCX_TLS": "tcp,shm,self"}
@@ -100,6 +107,7 @@ def lmcache(
             "LMCACHE_CONFIG_FILE": "{session}/" + f"{name}.lmcache.yaml",
             "LMCACHE_TRACK_USAGE": "false",
             "PYTHONHASHSEED": "0",  # both sides must name chunks alike
+            **UCX_SAYS,
         }
         | ({"PYTHONPATH": "{repository}"} if waited else {}),
         ports=tuple(ports),

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from splitbench.experiment.claims import Claim
-from splitbench.files import read_json, write_json
+from splitbench.files import write_json
 from splitbench.statistics.claims import judge_claims
 from splitbench.statistics.pools import Pools
 from splitbench.statistics.quantiles import quantiles, sample_gate
@@ -30,7 +30,7 @@ def write_statistics(
     *,
     margin_percent: float = 5.0,
     claims: Mapping[str, Any] | None = None,
-    symmetry: Path | None = None,
+    asymmetries: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write per cell its quantiles, the highest loads that keep the SLO, the verdicts and the judged claims.
 
@@ -41,8 +41,7 @@ def write_statistics(
         output: JSON.
         margin_percent: differences below it do not count.
         claims: the config's section.
-        symmetry: JSON of the symmetry check, `{"budgets": {"4 GPUs": {"verdict": "warn", "reason": ...}}}`; None
-            where it was not made.
+        asymmetries: facts in which layouts differ, as `symmetry.json` holds them.
     """
     folders = list(parts)
     rows = pq.read_table(cells).to_pylist()
@@ -52,7 +51,7 @@ def write_statistics(
     judged = judge_claims(
         {name: Claim.model_validate(claim) for name, claim in (claims or {}).items()}, pools, margin_percent
     )
-    found = verdicts(pools, slo, margin_percent, asymmetries(symmetry))
+    found = verdicts(pools, slo, margin_percent, asymmetries)
     for verdict in found:
         verdict["sentence"] = explain(verdict, "en")
     write_json(
@@ -67,18 +66,6 @@ def write_statistics(
             "highest_load": highest_load(summaries, slo),
         },
     )
-
-
-def asymmetries(symmetry: Path | None) -> list[dict[str, str]]:
-    """What the symmetry check found to differ, per budget."""
-    if symmetry is None:
-        return []
-    budgets = read_json(symmetry)["budgets"]
-    return [
-        {"budget": budget, "reason": check["reason"]}
-        for budget, check in budgets.items()
-        if check.get("verdict") != "ok"
-    ]
 
 
 def _summary(row: Mapping[str, Any], part: Path, percentiles: list[float]) -> dict[str, Any]:

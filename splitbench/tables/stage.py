@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from splitbench.experiment.cells import Cell
-from splitbench.experiment.models import Thresholds
 from splitbench.files import digest, read_json, write_json, written_aside
-from splitbench.measuring.checks import Check, EngineEvidence, Evidence, all_checks, worst
+from splitbench.measuring.checks import Check, worst
+from splitbench.measuring.evidence import Series
+from splitbench.measuring.recorded import telemetry_of
 from splitbench.measuring.run import CellFiles
+from splitbench.measuring.stage import judge
+from splitbench.measuring.symmetry import differences, facts_of, symmetry
 from splitbench.serving.facts import fact_rows
 from splitbench.tables.ingest import ingest_cell
 from splitbench.tables.parts import write_part
@@ -23,7 +26,7 @@ from splitbench.workflow import Workflow
 
 
 def write_cell_part(flow: Workflow, cell_id: str, folder: Path) -> None:
-    """Check one cell and write its parts of the tables into a folder.
+    """Check one cell and write its parts of the tables, and `checks.json`, into a folder.
 
     Raises:
         UserError: the client's file can't be read; the line names it and the place.
@@ -31,32 +34,25 @@ def write_cell_part(flow: Workflow, cell_id: str, folder: Path) -> None:
     cell = flow.cells[cell_id]
     files = CellFiles(Path(flow.path(f"cells/{cell_id}")))
     record = read_json(files.record)
-    evidence = evidence_of(cell, files, record, flow.experiment.thresholds)
-    checks = all_checks(evidence)
+    checks = judge(flow, cell)
     row = cell_row(cell, record) | {"verdict": worst(checks), "stack": flow.experiment.stack.name}
     ingest_cell(files.bench, row, folder)
     write_part("checks", [_check_row(check) for check in checks], folder, row)
     write_part("engine_facts", fact_rows(read_json(files.engine_facts)), folder, row)
-
-
-def evidence_of(cell: Cell, files: CellFiles, record: dict[str, Any], thresholds: Thresholds) -> Evidence:
-    """What the checks of a cell look at."""
-    metrics = read_json(files.metrics)
-    return Evidence(
-        kind=cell.plan.kind,
-        prompts=cell.prompts,
-        input_tokens=int(cell.load["input_tokens"]),
-        output_tokens=int(cell.load["output_tokens"]),
-        concurrency=cell.concurrency,
-        warmups=int(record["warmups"]),
-        warmup_seed_differs=record["warmup_seed"] != record["seed"],
-        bench=orjson.loads(files.bench.read_bytes().replace(b"Infinity", b"null").replace(b"NaN", b"null")),
-        engines={
-            name: EngineEvidence(role=found["role"], before=found["before"], after=found["after"])
-            for name, found in metrics.items()
-        },
-        thresholds=thresholds,
+    _, series = telemetry_of(files)
+    write_part("telemetry", _telemetry_rows(series), folder, row)
+    write_json(
+        folder / "checks.json",
+        {"cell_id": cell_id, "verdict": worst(checks), "checks": [check.as_dict() for check in checks]},
     )
+
+
+def _telemetry_rows(series: Iterable[Series]) -> list[dict[str, Any]]:
+    return [
+        {"time_s": float(time_s), "source": one.source, "metric": one.metric, "value": float(value)}
+        for one in series
+        for time_s, value in zip(one.times_s, one.values, strict=True)
+    ]
 
 
 def cell_row(cell: Cell, record: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +92,38 @@ def cell_row(cell: Cell, record: dict[str, Any]) -> dict[str, Any]:
 
 def _check_row(check: Check) -> dict[str, Any]:
     numbers = {name: float(value) for name, value in check.figures.items() if isinstance(value, int | float)}
-    return {"check": check.name, "outcome": check.verdict, "reason": check.reason, "figures": numbers}
+    return {
+        "check": check.name,
+        "outcome": check.verdict,
+        "reason": check.reason,
+        "figures": numbers,
+        "thresholds": check.limits,
+    }
+
+
+def write_symmetry(flow: Workflow, output: Path) -> None:
+    """Compare what engines say of themselves between the layouts of each budget, and write what differs.
+
+    The facts of a layout are those of its first measured cell; a layout that was not measured is left out.
+    """
+    arms: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for cell in flow.cells.all:
+        files = CellFiles(Path(flow.path(f"cells/{cell.cell_id}")))
+        of_budget = arms.setdefault(str(cell.plan.budget), {})
+        if cell.layout not in of_budget and files.engine_facts.exists():
+            of_budget[cell.layout] = facts_of(read_json(files.engine_facts))
+    compared = {budget: layouts for budget, layouts in arms.items() if len(layouts) > 1}
+    write_json(
+        output,
+        {
+            "budgets": {budget: symmetry(layouts).as_dict() for budget, layouts in compared.items()},
+            "differences": [
+                asdict(each) | {"reason": each.reason}
+                for layouts in compared.values()
+                for each in differences(layouts)
+            ],
+        },
+    )
 
 
 def write_tables(parts: Iterable[Path], cells: Path, checks: Path, listing: Path) -> None:

@@ -14,11 +14,14 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +29,12 @@ import yaml
 
 from splitbench.environment.serving_environment import ServingEnvironment
 from splitbench.environment.stage import ensure_serving
+from splitbench.experiment.models import Thresholds
 from splitbench.measuring import client_server
 from splitbench.measuring.client import run_warm
+from splitbench.measuring.logs import ucx_transports
+from splitbench.measuring.smoke import smoke
+from splitbench.serving.session import Server
 from splitbench.serving.synthetic_model import SyntheticModel, make_synthetic_model, read_weights
 from splitbench.workflow import REPOSITORY, Workflow
 from tests.reference_llama import greedy, next_logits
@@ -160,6 +167,7 @@ def pair(
                         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[2 + index]),
                         "UCX_TLS": "tcp,shm,self",
+                        "UCX_LOG_LEVEL": "info",
                     },
                 )
             started.append(Engine(ports[index], process, log))
@@ -185,7 +193,10 @@ def pair(
                 engine.process.wait()
 
 
-def _disaggregated(pair: tuple[Engine, Engine], tokens: list[int], count: int) -> dict[str, Any]:
+def _disaggregated(
+    pair: tuple[Engine, Engine], tokens: list[int], count: int, prefilled: list[int] | None = None
+) -> dict[str, Any]:
+    """Prefill, then decode; `prefilled` is the prompt whose KV the decoder gets, if not its own."""
     prefill, decode = pair
     wanted = {
         "do_remote_decode": True,
@@ -195,7 +206,7 @@ def _disaggregated(pair: tuple[Engine, Engine], tokens: list[int], count: int) -
         "remote_host": None,
         "remote_port": None,
     }
-    first = prefill.complete(tokens, 1, kv_transfer_params=wanted)
+    first = prefill.complete(prefilled or tokens, 1, kv_transfer_params=wanted)
     return decode.complete(tokens, count, kv_transfer_params=first["kv_transfer_params"])
 
 
@@ -240,6 +251,7 @@ def test_decoding_on_moved_kv_gives_the_same_answer_and_computes_no_prompt(
     blocks = sum(-(-len(prompt) // 128) for prompt in prompts)
     assert bytes_after - bytes_before == blocks * 128 * SPEC.kv_bytes_per_token
     assert decode.metric("vllm:nixl_num_failed_transfers_total") == 0
+    assert ucx_transports(decode.log.read_text()) & {"tcp", "posix", "sysv", "cma"}
 
 
 def test_the_connector_is_ours_and_leaves_each_worker_its_core(pair: tuple[Engine, Engine]) -> None:
@@ -247,6 +259,82 @@ def test_the_connector_is_ours_and_leaves_each_worker_its_core(pair: tuple[Engin
         text = engine.log.read_text()
         assert f"NIXL progress thread pauses 1000 us; worker stays on cores [{core}]" in text
         assert "Releasing expired KV blocks" not in text
+
+
+class FrontDoor(ThreadingHTTPServer):
+    """A front door of the pair that does its work well, or in one of two ways badly.
+
+    `forgetful` never tells the decoder where the KV is, so it computes every prompt again. `mistaken` gives it the KV
+    of another prompt: every counter is right, the answers are not.
+    """
+
+    def __init__(self, pair: tuple[Engine, Engine]) -> None:
+        super().__init__(("127.0.0.1", 0), _Door)
+        self.pair, self.manner = pair, "sound"
+
+    def complete(self, tokens: list[int], count: int) -> dict[str, Any]:
+        if self.manner == "sound":
+            return _disaggregated(self.pair, tokens, count)
+        if self.manner == "forgetful":
+            self.pair[0].complete(tokens, 1)
+            return self.pair[1].complete(tokens, count)
+        return _disaggregated(self.pair, tokens, count, prefilled=[(token + 1) % 31_000 for token in tokens])
+
+
+class _Door(BaseHTTPRequestHandler):
+    server: FrontDoor
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps(self.server.complete(asked["prompt"], asked["max_tokens"])).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def front_door(pair: tuple[Engine, Engine]) -> Iterator[FrontDoor]:
+    door = FrontDoor(pair)
+    thread = threading.Thread(target=door.serve_forever)
+    thread.start()
+    yield door
+    door.shutdown()
+    thread.join()
+    door.server_close()
+
+
+@pytest.mark.parametrize(
+    ("manner", "kv_moved", "same_answers", "words"),
+    [
+        ("sound", "ok", "ok", "answers agree to 100 %"),
+        ("forgetful", "invalid", "ok", "loaded only 0.0 %"),
+        ("mistaken", "ok", "invalid", "it agrees with itself to 100 %"),
+    ],
+)
+def test_a_pair_that_does_not_move_kv_well_is_refused(
+    front_door: FrontDoor, manner: str, kv_moved: str, same_answers: str, words: str
+) -> None:
+    front_door.manner = manner
+    engines = [
+        Server(name, role, f"http://127.0.0.1:{engine.port}", engine.process.pid, engine.log)
+        for name, role, engine in zip(
+            ("prefill-0", "decode-0"), ("prefill", "decode"), front_door.pair, strict=True
+        )
+    ]
+    session: Any = SimpleNamespace(
+        engines=engines, proxy=None, front_url=f"http://127.0.0.1:{front_door.server_port}"
+    )
+    plan = SimpleNamespace(connector="nixl", kind="pd", served_model="m", services=())
+    cell: Any = SimpleNamespace(plan=plan, layout="pd")
+    began = time.monotonic()
+    found = smoke(cell, session, 1024, Thresholds())
+    assert (found["kv-moved"].verdict, found["same-answers"].verdict) == (kv_moved, same_answers), found
+    assert words in " ".join(check.reason for check in found.values())
+    assert time.monotonic() - began < 30
 
 
 def test_an_idle_pair_takes_no_core(pair: tuple[Engine, Engine]) -> None:

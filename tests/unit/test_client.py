@@ -20,7 +20,8 @@ import pytest
 
 from splitbench.errors import UserError
 from splitbench.measuring import client_server
-from splitbench.measuring.client import run_warm
+from splitbench.measuring.around import read_ticks
+from splitbench.measuring.client import prompts_file, run_warm, ticks_file
 
 SERVER = Path(client_server.__file__)
 MAIN = """
@@ -57,8 +58,25 @@ def main():
         until = time.process_time() + float(sys.argv[2])
         while time.process_time() < until:
             pass
+    if word == "prompts":
+        import asyncio
+        import vllm.benchmarks.serve as serve
+
+        async def work():
+            requests = serve.get_samples(int(sys.argv[2]))
+            await asyncio.sleep(0.4)
+            return len(requests)
+
+        print("sent", asyncio.run(work()), flush=True)
     if word == "buffered":
         sys.stdout.write("last words")
+"""
+SERVE = """
+from types import SimpleNamespace
+
+
+def get_samples(seed):
+    return [SimpleNamespace(prompt=f"{seed} {n}", expected_output_len=8) for n in range(3)]
 """
 
 
@@ -86,6 +104,10 @@ def fake_vllm(tmp_path: Path) -> Path:
     for folder in (package, *package.parents[:2]):
         (folder / "__init__.py").write_text("")
     (package / "main.py").write_text(MAIN)
+    benchmarks = tmp_path / "packages" / "vllm" / "benchmarks"
+    benchmarks.mkdir()
+    (benchmarks / "__init__.py").write_text("")
+    (benchmarks / "serve.py").write_text(SERVE)
     return tmp_path / "packages"
 
 
@@ -324,3 +346,24 @@ def test_the_server_going_away_in_the_middle_is_an_error(
 
     with pytest.raises(UserError, match="warm benchmark client is not there"):
         run_warm(path, ["sleep", "600"], log, kill_server)
+
+
+def test_a_run_leaves_how_late_its_loop_was_and_which_prompts_it_sent(
+    server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
+) -> None:
+    _, path = server
+    log = tmp_path / "run.log"
+    pids: list[int] = []
+    hashes = []
+    for seed in ("1", "1", "2"):
+        begin_s = time.perf_counter()
+        ended = run_warm(path, ["prompts", seed], log, _nothing, started=pids.append)
+        assert ended.exit_code == 0
+        ticks = read_ticks(ticks_file(log))
+        assert 4 <= len(ticks) <= 8
+        assert all(begin_s < moment < time.perf_counter() and late >= 0 for moment, late in ticks)
+        hashes.append(json.loads(prompts_file(log).read_text()))
+    assert "sent 3" in log.read_text()
+    assert len(set(pids)) == 3
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert hashes[0]["prompts"] == 3

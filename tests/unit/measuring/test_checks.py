@@ -6,57 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_up import bench, engine, evidence, pd
 
 from splitbench.measuring import checks
-from splitbench.measuring.checks import Check, EngineEvidence, Evidence
-
-SOURCE = "vllm:prompt_tokens_by_source_total"
-
-
-def bench(requests: int = 8, output: int = 16, gap_s: float = 0.012, **changes: Any) -> dict[str, Any]:
-    """A detailed result in which everything is as asked, with changes."""
-    return {
-        "errors": [""] * requests,
-        "input_lens": [64] * requests,
-        "output_lens": [output] * requests,
-        "itls": [[gap_s] * (output - 1) for _ in range(requests)],
-        "ttfts": [0.1] * requests,
-    } | changes
-
-
-def evidence(**changes: Any) -> Evidence:
-    """Evidence of a sound aggregated cell, with changes."""
-    fields: dict[str, Any] = {
-        "kind": "aggregated",
-        "prompts": 8,
-        "input_tokens": 64,
-        "output_tokens": 16,
-        "concurrency": 4,
-        "warmups": 4,
-        "warmup_seed_differs": True,
-        "bench": bench(),
-        "engines": {"engine-0": engine("aggregated")},
-    }
-    return Evidence(**(fields | changes))
-
-
-def engine(role: str, *, queries: float = 512, hits: float = 0, **sources: float) -> EngineEvidence:
-    """An engine that counted these tokens during the cell, on top of what it had."""
-    before = {"vllm:prefix_cache_queries_total": 100.0, "vllm:prefix_cache_hits_total": 50.0}
-    after = {
-        "vllm:prefix_cache_queries_total": 100.0 + queries,
-        "vllm:prefix_cache_hits_total": 50.0 + hits,
-    }
-    for source, count in sources.items():
-        series = f'{SOURCE}{{engine="0",source="{source}"}}'
-        before[series], after[series] = 7.0, 7.0 + count
-    return EngineEvidence(role, before, after)
-
-
-def pd(moved: float, computed: float) -> Evidence:
-    """A PD cell whose decoder loaded and computed these prompt tokens."""
-    decoder = engine("decode", external_kv_transfer=moved, local_compute=computed)
-    return evidence(kind="pd", engines={"prefill-0": engine("prefill"), "decode-0": decoder})
+from splitbench.measuring.checks import Check, EngineEvidence
 
 
 def by_name(found: list[Check]) -> dict[str, Check]:
@@ -72,8 +25,15 @@ def test_a_sound_cell_passes_all() -> None:
         "warm-up",
         "fresh-prompts",
         "kv-moved",
+        "same-answers",
+        "transport",
+        "load",
+        "client",
+        "machine",
+        "server-log",
+        "samples",
     ]
-    assert {check.verdict for check in found} == {"ok"}
+    assert {check.verdict for check in found} == {"ok"}, [c for c in found if c.verdict != "ok"]
     assert checks.worst(found) == "ok"
 
 

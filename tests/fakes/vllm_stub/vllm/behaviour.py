@@ -38,6 +38,7 @@ class Behaviour:
     log_forever: bool = False  # and never stop writing
     take_port: int = 0  # a child of the engine holds this port as well
     broken_transfer: bool = False  # a decoder reports hits and loads nothing
+    broken_after: int = -1  # so does it from this many transfers on
 
 
 def _convert(kind: object, value: object) -> object:

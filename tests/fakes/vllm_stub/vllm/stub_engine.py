@@ -61,6 +61,7 @@ class Engine:
         self.counters = Counters()
         self.cache: set[int] = set()
         self.held: dict[str, int] = {}
+        self.pulls = 0
         self.waiting: asyncio.Queue[Request] = asyncio.Queue()
         self.running: list[Request] = []
 
@@ -134,7 +135,8 @@ class Engine:
             external = await self._pull(transfer)
             counters.external_queries += total
             counters.external_hits += external
-            if self.behaviour.broken_transfer:
+            self.pulls += 1
+            if self.behaviour.broken_transfer or 0 <= self.behaviour.broken_after < self.pulls:
                 external = 0
             counters.by_source["external_kv_transfer"] += external
             counters.moved_bytes += external * self.BYTES_PER_TOKEN

@@ -120,6 +120,8 @@ prefill_0=(
   LMCACHE_TRACK_USAGE=false
   # prefill and decode must name KV chunks alike
   PYTHONHASHSEED=0
+  # UCX says which transports each connection takes
+  UCX_LOG_LEVEL=info
   # send no usage statistics
   VLLM_NO_USAGE_STATS=1
   # allows POST /reset_prefix_cache between cells, and GET /server_info
@@ -157,6 +159,8 @@ prefill_1=(
   LMCACHE_TRACK_USAGE=false
   # prefill and decode must name KV chunks alike
   PYTHONHASHSEED=0
+  # UCX says which transports each connection takes
+  UCX_LOG_LEVEL=info
   # send no usage statistics
   VLLM_NO_USAGE_STATS=1
   # allows POST /reset_prefix_cache between cells, and GET /server_info
@@ -194,6 +198,8 @@ decode_0=(
   LMCACHE_TRACK_USAGE=false
   # prefill and decode must name KV chunks alike
   PYTHONHASHSEED=0
+  # UCX says which transports each connection takes
+  UCX_LOG_LEVEL=info
   # send no usage statistics
   VLLM_NO_USAGE_STATS=1
   # allows POST /reset_prefix_cache between cells, and GET /server_info

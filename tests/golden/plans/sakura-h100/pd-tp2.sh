@@ -93,6 +93,8 @@ prefill_0=(
   LMCACHE_TRACK_USAGE=false
   # prefill and decode must name KV chunks alike
   PYTHONHASHSEED=0
+  # UCX says which transports each connection takes
+  UCX_LOG_LEVEL=info
   # send no usage statistics
   VLLM_NO_USAGE_STATS=1
   # allows POST /reset_prefix_cache between cells, and GET /server_info
@@ -130,6 +132,8 @@ decode_0=(
   LMCACHE_TRACK_USAGE=false
   # prefill and decode must name KV chunks alike
   PYTHONHASHSEED=0
+  # UCX says which transports each connection takes
+  UCX_LOG_LEVEL=info
   # send no usage statistics
   VLLM_NO_USAGE_STATS=1
   # allows POST /reset_prefix_cache between cells, and GET /server_info

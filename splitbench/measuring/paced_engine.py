@@ -16,12 +16,15 @@ import gc
 import itertools
 import resource
 import time
+from typing import Any
 
 import httptools
 import msgspec
 import orjson
 import uvloop
-import zmq
+import zmq as untyped_zmq
+
+zmq: Any = untyped_zmq  # its stubs lean on names that the type checker does not follow
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Tue, 01 Dec 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
@@ -36,7 +39,7 @@ USAGE = (
     b'data: {"id":"cmpl-%b","object":"text_completion","created":1796000000,"model":"mock","choices":[],'
     b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n'
 )
-KV = {
+KV: dict[str, Any] = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
     "remote_engine_id": "e",
@@ -49,7 +52,7 @@ class Connection(asyncio.Protocol):
     """One connection; one stream at a time."""
 
     options: argparse.Namespace
-    push: zmq.Socket | None = None
+    push: Any = None
     streams = itertools.count()
 
     def __init__(self) -> None:
@@ -106,8 +109,9 @@ class Connection(asyncio.Protocol):
         self.due = self.loop.time()
         self.tick()
 
-    def prefilled(self, params: dict) -> None:
-        choice = {
+    def prefilled(self, params: dict[str, Any]) -> None:
+        """Answer a prefill, and notify."""
+        choice: dict[str, Any] = {
             "index": 0,
             "text": " first",
             "finish_reason": "length",
@@ -116,8 +120,10 @@ class Connection(asyncio.Protocol):
         }
         choice |= {"token_ids": [5], "prompt_token_ids": [1, 2, 3, 4]}
         spec = params.get("disagg_spec")
-        reply = {"id": "cmpl-" + self.request_id.decode(), "object": "text_completion", "created": 1796000000}
-        reply |= {
+        reply: dict[str, Any] = {
+            "id": "cmpl-" + self.request_id.decode(),
+            "object": "text_completion",
+            "created": 1796000000,
             "model": "mock",
             "choices": [choice],
             "kv_transfer_params": {"first_tok": 5} if spec else KV,
