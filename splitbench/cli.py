@@ -29,8 +29,9 @@ from splitbench.workflow import QUIET, REPOSITORY, Workflow, say
 
 EXIT_CODES = {
     0: "done; for `config check`: nothing is wrong",
-    1: "something that you can mend: one line on standard error for each problem, with file, key and mend",
-    2: "the command line itself is wrong; the usage is printed",
+    1: "something that you can mend: one line on standard error for each problem, with file, key and mend; "
+    "for `environment diff`: they differ",
+    2: "the command line itself is wrong; the usage is printed; for `environment check`: the machine does not fit",
     130: "interrupted (Ctrl-C); what was started is being ended",
     141: "whoever read the output has gone (as in `splitbench sql ... | head`)",
 }
@@ -76,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--serving-python",
         type=Path,
         default=Path(".splitbench/envs/cuda/bin/python"),
-        help="interpreter of a serving environment, for GPUs",
+        help="interpreter of a serving environment to use on GPUs, if it has vLLM; else the lock's is built",
     )
     init.add_argument("--force", action="store_true", help="replace a file that is there")
     init.set_defaults(run=_init)

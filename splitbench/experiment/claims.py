@@ -59,13 +59,13 @@ class _Section(BaseModel):
 class ClaimTest(_Section):
     """One comparison; it is made for every load and every statistic that it names."""
 
-    metric: ClaimMetric
+    metric: ClaimMetric = Field(description="which latency")
     statistic: Annotated[list[Statistic], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
         ["p99"], description="'mean' or percentiles, as in p50 or [p50, p99]"
     )
-    relation: Relation
-    workload: str
-    layout: str
+    relation: Relation = Field(description="what is claimed; config/README.md says what each takes")
+    workload: str = Field(description="whose cells")
+    layout: str = Field(description="of which layout it is claimed")
     reference: str | None = Field(None, description="the layout that `layout` is compared with")
     other_workload: str | None = Field(None, description="smaller_gain: where the gain is larger")
     concurrency: Annotated[list[PositiveInt], BeforeValidator(_one_or_many)] = Field(
@@ -102,4 +102,6 @@ class Claim(_Section):
 
     says: str = Field(description="the claim in one sentence")
     says_ja: str = Field("", description="the same in Japanese, for reports in that language")
-    tests: Annotated[list[ClaimTest], Field(min_length=1)]
+    tests: Annotated[list[ClaimTest], Field(min_length=1)] = Field(
+        description="the comparisons that it stands or falls with"
+    )

@@ -18,16 +18,21 @@ Schema = Mapping[str, Any]
 # What a change of a key runs again. The first pattern that matches the key, or a parent of it, holds.
 RERUNS: tuple[tuple[str, str], ...] = (
     (r"experiment", "everything, in a folder of its own; the results of the old name stay"),
-    (r"title", "the report"),
+    (r"title|language", "the report"),
     (r"seed", "every cell"),
     (r".*\.startup_limit_s|.*\.port|node", "nothing that was measured"),
+    (r"check|stack\.expects", "the check of the machine; no cell"),
     (r"stack\.(python|torch_cpu_index)", "nothing that was measured"),
     (r"stack|model|engine", "every cell"),
     (r"layouts", "the cells of that layout, and what is drawn from them"),
     (r"workloads", "the cells of that workload, and what is drawn from them"),
+    (r"matrix\.order|rates", "nothing that was measured"),
     (r"matrix", "the cells that are new, and what is drawn from all of them"),
     (r"thresholds", "the checks, tables, statistics, figures and the report; no cell"),
-    (r"slo", "the statistics and the report; no cell"),
+    (r"slo", "the statistics, the figures of goodput and cost, and the report; no cell"),
+    (r"margin_percent", "the statistics, the figure of break-even, and the report; no cell"),
+    (r"price", "the figure of cost and the report; no cell"),
+    (r"claims", "the statistics and the report; no cell"),
     (r"figures", "that figure and the report; no cell"),
 )
 UNSAID = "not said"

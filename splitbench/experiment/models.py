@@ -553,8 +553,8 @@ class Slo(Section):
 class Price(Section):
     """What an accelerator costs; without a price, cost is given in accelerator hours."""
 
-    per_accelerator_hour: PositiveFloat
-    currency: str = "USD"
+    per_accelerator_hour: PositiveFloat = Field(description="price of one accelerator for an hour")
+    currency: str = Field("USD", description="in which that is, as figures print it")
 
 
 class Rates(Section):

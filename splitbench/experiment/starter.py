@@ -106,21 +106,27 @@ def _core_stack() -> str:
 stack:
   name: cpu
   lock: envs/serving-cpu.lock
+  expects: config/stacks/cpu.yaml    # what the machine is checked against before the first cell
 """
 
 
 def _gpu_stack(python: Path) -> str:
     versions = installed_versions(python)
-    if versions.get("vllm"):
-        packages = ", ".join(f"{name}: {json.dumps(version)}" for name, version in versions.items())
-        note = "# A serving environment that is there already, and the versions found in it: results are keyed by them."
-    else:
-        packages = 'vllm: "0.26.0"'
-        note = (
-            "# EDIT: the interpreter of an environment with vLLM and NIXL (none is there), and its version of vLLM.\n"
-            "# Results are keyed by the versions; a run refuses an environment that has others."
-        )
-    return f"{note}\nstack:\n  name: cuda\n  python: {python}\n  packages: {{{packages}}}\n"
+    if not versions.get("vllm"):
+        return """\
+# Built by the workflow from the lock, on the first run (CUDA 13). An environment of your own: --serving-python.
+stack:
+  name: cuda
+  lock: envs/serving-cuda.lock
+"""
+    packages = ", ".join(f"{name}: {json.dumps(version)}" for name, version in versions.items())
+    return f"""\
+# A serving environment that is there already, and the versions found in it: results are keyed by them.
+stack:
+  name: cuda
+  python: {python}
+  packages: {{{packages}}}
+"""
 
 
 def installed_versions(python: Path) -> dict[str, str]:

@@ -94,7 +94,10 @@ def test_every_other_command_works_as_it_stands(
         words = shlex.split(command.removeprefix(OURS).partition(" > ")[0])
         code = main(words)
         shown = capsys.readouterr()
-        assert code == 0, f"{command}\n{shown.err}"
+        # Whether this machine fits an experiment depends on the machine; that it was looked at does not.
+        wanted = (0, 2) if words[:2] == ["environment", "check"] else (0,)
+        assert code in wanted, f"{command}\n{shown.err}"
+        assert code == 0 or "does not fit: " in shown.out
         run += 1
     assert run >= 12
 

@@ -12,7 +12,10 @@ from splitbench.cli import main
 from splitbench.experiment.load import read_yaml
 from splitbench.workflow import REPOSITORY, Workflow
 
-GALLERY = sorted((REPOSITORY / "config").rglob("*.yaml"))
+GALLERY = [
+    REPOSITORY / "config" / "config.yaml",
+    *sorted((REPOSITORY / "config" / "experiments").glob("*.yaml")),
+]
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)

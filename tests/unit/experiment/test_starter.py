@@ -91,3 +91,4 @@ def test_versions_come_from_the_serving_environment(tmp_path: Path) -> None:
     assert installed_versions(python)["vllm"] == "9.9"
     assert yaml.safe_load(text_for(gpus=2, python=python))["stack"]["packages"]["vllm"] == "9.9"
     assert installed_versions(tmp_path / "none") == {}
+    assert yaml.safe_load(text_for(gpus=2))["stack"] == {"name": "cuda", "lock": "envs/serving-cuda.lock"}
