@@ -46,6 +46,7 @@ def write_crate(tree: Path, index: Mapping[str, Any]) -> None:
     from rocrate.rocrate import ROCrate
 
     crate = ROCrate(version=VERSION)
+    snakemake = index["made_with"]["snakemake"]
     results = f"results/{index['experiment']}"
     measured = index["measured"]
 
@@ -72,7 +73,7 @@ def write_crate(tree: Path, index: Mapping[str, Any]) -> None:
         "#splitbench",
         "SoftwareApplication",
         name="splitbench",
-        softwareVersion=__version__,
+        version=__version__,
         url="https://pypi.org/project/splitbench/",
     )
     root = crate.root_dataset
@@ -97,7 +98,7 @@ def write_crate(tree: Path, index: Mapping[str, Any]) -> None:
 
     # The library's own add_workflow knows of no Workflow RO-Crate for 1.2; the profile asks for no more than this.
     workflow = crate.add(ComputationalWorkflow(crate, dest_path=f"{CODE_FOLDER}/Snakefile"))
-    workflow["programmingLanguage"] = crate.add(get_lang(crate, "snakemake"))
+    workflow["programmingLanguage"] = crate.add(get_lang(crate, "snakemake", version=snakemake))
     root["mainEntity"] = workflow
     workflow["name"] = "splitbench"
     workflow["license"] = licence
@@ -149,7 +150,7 @@ def write_crate(tree: Path, index: Mapping[str, Any]) -> None:
         "#client",
         "SoftwareApplication",
         name="vllm bench serve",
-        softwareVersion=str(index["client"]),
+        version=str(index["client"]),
         url="https://docs.vllm.ai/",
     )
     for cell in index["cells"]:

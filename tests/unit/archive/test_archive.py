@@ -19,6 +19,8 @@ from splitbench.cli import main
 from splitbench.files import read_json, write_json
 from tests.unit.archive.conftest import Finished, git
 
+# The Workflow Run profile was written upon RO-Crate 1.1, and its validator asks for that version's name.
+OLDER_VERSION = "ro-crate-1.1_5.3"
 PROFILES = ("ro-crate-1.2", "workflow-run-crate-0.5")
 
 
@@ -200,6 +202,7 @@ def test_public_validators_take_it(finished: Finished, monkeypatch: pytest.Monke
                 rocrate_uri=str(bag / PAYLOAD),
                 profile_identifier=profile,
                 requirement_severity=models.Severity.REQUIRED,
+                skip_checks=[OLDER_VERSION],
             )
             issues = services.validate(settings).get_issues()
             assert not issues, [f"{issue.check.identifier}: {issue.message}" for issue in issues]
