@@ -122,7 +122,9 @@ def _index(staged: Staged, code: Code, redactor: Redactor, tree: Path) -> dict[s
         "experiment": flow.experiment.experiment,
         "title": flow.experiment.title,
         "splitbench": splitbench.__version__,
-        "made_with": {name: version(name) for name in ("numpy", "pandas", "pyarrow", "matplotlib", "scipy", "snakemake")},
+        "made_with": {
+            name: version(name) for name in ("numpy", "pandas", "pyarrow", "matplotlib", "scipy", "snakemake")
+        },
         "client": next((v for k, v in sorted(serving["packages"].items()) if k == "vllm"), "unknown"),
         "measured": {
             "first": min(cell["started_at"] for cell in cells),

@@ -19,6 +19,7 @@ from typing import Any
 from splitbench.archive.bag import PAYLOAD
 from splitbench.archive.unpack import LIMITS, Limits, gunzip_all
 from splitbench.archive.verify import unpacked
+from splitbench.environment.probe import compared
 from splitbench.errors import UserError
 from splitbench.figures.measured import Measured, Metric
 from splitbench.files import read_json
@@ -161,9 +162,7 @@ def _compared(name_a: str, name_b: str, a: _Side, b: _Side) -> Comparison:
         keys = [key for key, _, _ in differences(_named(a.slice(load)), _named(b.slice(load)))]
         if keys:
             slices.append((_load(load), keys))
-    environment = [
-        found for found in differences(a.environment, b.environment) if found[0] not in _UNIMPORTANT
-    ]
+    environment = [found for found in differences(*_comparable(a, b)) if found[0] not in _UNIMPORTANT]
     cells = [
         difference(
             load, metric, percentile, a.reading(load, metric, percentile), b.reading(load, metric, percentile)
@@ -172,6 +171,14 @@ def _compared(name_a: str, name_b: str, a: _Side, b: _Side) -> Comparison:
         for metric, percentile in METRICS
     ]
     return Comparison(name_a, name_b, environment, slices, only, cells, list(_claims(a, b, shared)))
+
+
+def _comparable(a: _Side, b: _Side) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What environments are told apart by; whole records where a side has an older one."""
+    records = (a.environment, b.environment)
+    if all("schema" in record for record in records):
+        return compared(records[0]), compared(records[1])
+    return records
 
 
 def _named(slice_: Mapping[str, Any]) -> dict[str, Any]:

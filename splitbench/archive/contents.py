@@ -21,12 +21,13 @@ import yaml
 
 from splitbench.archive.code import Code
 from splitbench.archive.redact import Redactor
+from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.experiment.load import read_yaml
 from splitbench.figures.stage import write_one_figure
 from splitbench.figures.writer import SUFFIXES
-from splitbench.files import digest, read_json, sha256_file, write_json
+from splitbench.files import read_json, sha256_file, write_json
 from splitbench.measuring.run import CellFiles
 from splitbench.report.stage import write_page
 from splitbench.statistics.stage import write_statistics
@@ -102,7 +103,7 @@ def learn(source: Source, redactor: Redactor, text: str) -> None:
     """Let the redactor see everything that may name a secret, before anything is replaced."""
     redactor.learn_from_value(dict(source.config))
     redactor.learn_from(text)
-    documents = [*source.path("environment").glob("*.json"), *source.path("plans").glob("*.json")]
+    documents = [*source.path("environment").rglob("*.json"), *source.path("plans").glob("*.json")]
     logs = []
     for cell in source.flow.cells.all:
         files = CellFiles(source.path(f"cells/{cell.cell_id}"))
@@ -162,7 +163,7 @@ def stage(source: Source, code: Code, redactor: Redactor, tree: Path, note: Call
 def _all_measured(source: Source) -> None:
     for cell in source.flow.cells.all:
         files = CellFiles(source.path(f"cells/{cell.cell_id}"))
-        for path in (files.bench, files.metrics, files.record, files.slice):
+        for path in (files.bench, files.metrics, files.engine_facts, files.record, files.slice):
             if not path.is_file():
                 raise UserError("the cell has not been measured", where=str(path), mend="run snakemake first")
 
@@ -236,14 +237,10 @@ def _raw(
         return new != data
 
     old_flow = source.flow
-    put(
-        source.path(f"environment/serving-{old_flow.stack_key}.json"),
-        f"environment/serving-{old_flow.stack_key}.json",
-    )
-    probe = source.path(f"environment/probe-{old_flow.stack_key}.json")
-    put(probe, f"environment/probe-{old_flow.stack_key}.json")
-    new_probe = tree / staged.flow.path(f"environment/probe-{staged.flow.stack_key}.json")
-    environments = {digest(read_json(probe)): digest(read_json(new_probe))}
+    for kind in ("serving", "check"):
+        name = f"environment/{kind}-{old_flow.stack_key}.json"
+        put(source.path(name), name)
+    environments = _environments(source, staged, put, tree)
     put(source.path(f"models/{old_flow.model_key}.json"), f"models/{old_flow.model_key}.json")
     for layout in staged.flow.experiment.layouts:
         # Made from the redacted config, so there is nothing left to take out.
@@ -260,6 +257,31 @@ def _raw(
     return changed
 
 
+def _environments(
+    source: Source, staged: Staged, put: Callable[[Path, str], bool], tree: Path
+) -> dict[str, str]:
+    """Stage the probe, and the records that cells point to; digests before to digests of what is archived."""
+    probe = f"environment/probe-{source.flow.stack_key}.json"
+    used = {
+        read_json(source.path(f"cells/{cell}/record.json"))["environment_digest"]
+        for cell in source.flow.cells.ids
+    }
+    kept = [f"environment/kept/{known[:16]}.json" for known in sorted(used)]
+    digests = {}
+    for name in (probe, *(name for name in kept if source.path(name).is_file())):
+        put(source.path(name), name)
+        new = name.replace(source.flow.stack_key, staged.flow.stack_key)
+        record = read_json(tree / staged.flow.path(new))
+        before, after = environment_digest(read_json(source.path(name))), environment_digest(record)
+        digests[before] = after
+        if "digest" in record and record["digest"] != after:
+            write_json(tree / staged.flow.path(new), record | {"digest": after})
+        if name != probe and before != after:
+            moved = tree / staged.flow.path(f"environment/kept/{after[:16]}.json")
+            (tree / staged.flow.path(new)).replace(moved)
+    return digests
+
+
 def _cell(
     source: Source,
     old: Cell,
@@ -271,7 +293,8 @@ def _cell(
 ) -> bool:
     files = CellFiles(source.path(f"cells/{old.cell_id}"))
     here = CellFiles(tree / staged.flow.path(f"cells/{new.cell_id}"))
-    names = [path for path in (files.bench, files.metrics, files.record, files.status) if path.exists()]
+    raw = (files.bench, files.metrics, files.engine_facts, files.record, files.status)
+    names = [path for path in raw if path.exists()]
     changes = {path.name: put(path, f"cells/{old.cell_id}/{path.name}") for path in names}
     write_json(here.slice, new.slice | {"digest": new.digest, "experiment": new.experiment})
     record = read_json(here.record)
@@ -354,7 +377,7 @@ def _derived(source: Source, staged: Staged, redactor: Redactor, changed: set[st
     statistics = Path(flow.path("statistics.json"))
     if renamed:
         again.append("statistics")
-        write_statistics(tables["cells.parquet"], parts, orjson.loads(flow.section("slo")), statistics)
+        statistics_of(flow, tables["cells.parquet"], parts, statistics)
     else:
         _copy(source.path("statistics.json"), statistics)
     for name in flow.figure_names:
@@ -364,7 +387,7 @@ def _derived(source: Source, staged: Staged, redactor: Redactor, changed: set[st
         else:
             again.append(f"figures/{name}")
             write_one_figure(flow, name, parts, Path(flow.path(f"figures/{name}")))
-    _report(source, staged, redactor, parts, statistics)
+    _report(source, staged, redactor, parts)
 
 
 def _is_clean(source: Source, figure: str, redactor: Redactor) -> bool:
@@ -375,9 +398,7 @@ def _is_clean(source: Source, figure: str, redactor: Redactor) -> bool:
     return True
 
 
-def _report(
-    source: Source, staged: Staged, redactor: Redactor, parts: Sequence[Path], statistics: Path
-) -> None:
+def _report(source: Source, staged: Staged, redactor: Redactor, parts: Sequence[Path]) -> None:
     flow = staged.flow
     page = _text(source.path("report.html"))
     words = _DATA_URI.sub("", page)
@@ -385,8 +406,22 @@ def _report(
         _write(Path(flow.path("report.html")), page)
         return
     staged.made_again.append("report.html")
-    probe = Path(flow.path(f"environment/probe-{flow.stack_key}.json"))
-    write_page(flow, parts, probe, statistics, staged.argument, Path(flow.path("report.html")))
+    report_of(flow, parts, staged.argument, Path(flow.path("report.html")))
+
+
+def statistics_of(flow: Workflow, cells: Path, parts: Sequence[Path], output: Path) -> None:
+    """The statistics, as the rule makes them."""
+    sections = {name: orjson.loads(flow.section(name)) for name in ("slo", "margin_percent", "claims")}
+    slo = sections.pop("slo")
+    write_statistics(cells, parts, slo, output, **sections)
+
+
+def report_of(flow: Workflow, parts: Sequence[Path], argument: str, output: Path) -> None:
+    """The report, as the rule makes it."""
+    probe, check = (
+        Path(flow.path(f"environment/{kind}-{flow.stack_key}.json")) for kind in ("probe", "check")
+    )
+    write_page(flow, parts, probe, check, Path(flow.path("statistics.json")), argument, output)
 
 
 def _text(path: Path) -> str:

@@ -150,7 +150,10 @@ class Redactor:
         if isinstance(value, Mapping):
             if name == "packages":
                 # Versions such as 5.0.0.93 are no addresses.
-                return {key: self._by(SECRET_RULES, item) for key, item in value.items()}
+                return {
+                    key: self._by(SECRET_RULES, item) if isinstance(item, str) else self.value(item)
+                    for key, item in value.items()
+                }
             return {self._plain(str(key)): self.value(item, str(key)) for key, item in value.items()}
         if isinstance(value, list):
             done: list[Any] = []

@@ -24,14 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from splitbench import __version__
-from splitbench.archive.contents import archived_flow
+from splitbench.archive.contents import archived_flow, report_of, statistics_of
 from splitbench.errors import UserError
 from splitbench.figures.gallery import Measured, draw_again
 from splitbench.figures.writer import read_png_lineage
 from splitbench.files import canonical_json, digest, read_json, sha256_file
 from splitbench.measuring.run import CellFiles
-from splitbench.report.stage import write_page
-from splitbench.statistics.stage import write_statistics
 from splitbench.tables.parts import read_lineage
 from splitbench.tables.schema import TABLES
 from splitbench.tables.stage import read_listing, write_cell_part, write_tables
@@ -39,7 +37,7 @@ from splitbench.workflow import Workflow
 
 Say = Callable[[str, str], None]
 TOLERANCE = 1e-9
-_MADE = ("cells", "requests", "tokens", "checks")
+_MADE = ("cells", "requests", "tokens", "checks", "engine_facts")
 _VERSIONS = ("splitbench.ingest_version",)
 
 
@@ -191,7 +189,7 @@ def _tables(flow: Workflow, scratch: Path, say: Say) -> None:
 def _statistics(flow: Workflow, scratch: Path, say: Say) -> None:
     path, again = Path(flow.path("statistics.json")), scratch / "statistics.json"
     parts = [Path(flow.path(f"parts/{cell}")) for cell in flow.cells.ids]
-    write_statistics(Path(flow.path("tables/cells.parquet")), parts, json.loads(flow.section("slo")), again)
+    statistics_of(flow, Path(flow.path("tables/cells.parquet")), parts, again)
     for key, old, new in json_differences(read_json(path), read_json(again)):
         say(str(path), f"{key} is {_short(old)}, the tables give {_short(new)}")
 
@@ -261,14 +259,8 @@ def _close(x: str, y: str) -> bool:
 
 def _report(flow: Workflow, index: dict[str, Any], scratch: Path, say: Say) -> int:
     again = scratch / "report.html"
-    write_page(
-        flow,
-        read_listing(Path(flow.path("tables/parts.json"))),
-        Path(flow.path(f"environment/probe-{flow.stack_key}.json")),
-        Path(flow.path("statistics.json")),
-        index["config"]["argument"],
-        again,
-    )
+    parts = read_listing(Path(flow.path("tables/parts.json")))
+    report_of(flow, parts, index["config"]["argument"], again)
     path = flow.path("report.html")
     old, new = (page_lines(Path(name).read_text(encoding="utf-8")) for name in (path, again))
     numbers = sum(len(_NUMBER.findall(line)) for line in old)

@@ -16,10 +16,11 @@ from typing import Any
 import yaml
 
 from splitbench.archive.unpack import opened
+from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.files import digest
 
-RAW = ("cell.json", "bench.json", "metrics.json", "record.json")
+RAW = ("cell.json", "bench.json", "metrics.json", "engine_facts.json", "record.json")
 _MOST = 64 << 20
 _WHAT = {
     "figures": "figure",
@@ -218,7 +219,7 @@ def trace(place: Place, name: str) -> Trace:
     elif kind == "plans":
         wanted = [cell for cell in ids if _layout(place, base, cell) == PurePosixPath(path).stem]
     elif kind == "environment":
-        found = digest(place.json(path) or {})
+        found = _digest(place, path)
         wanted = [cell for cell in ids if _record(place, base, cell).get("environment_digest") == found]
         facts = {"digest": found}
         if not wanted:
@@ -294,9 +295,17 @@ def _cell(place: Place, base: str, cell: str) -> CellTrace:
     )
 
 
+def _digest(place: Place, name: str) -> str:
+    record = place.json(name) or {}
+    return environment_digest(record) if "machine" in record else digest(record)
+
+
 def _environment(place: Place, base: str, known: str | None) -> str | None:
     for name in place.names:
-        if name.startswith(f"{base}/environment/probe-") and digest(place.json(name) or {}) == known:
+        if (
+            name.startswith((f"{base}/environment/probe-", f"{base}/environment/kept/"))
+            and _digest(place, name) == known
+        ):
             return name
     return None
 

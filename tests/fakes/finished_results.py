@@ -130,6 +130,8 @@ def _environment(flow: Workflow, machine: Mapping[str, Any]) -> Path:
         **machine,
     }
     write_json(probe, {"machine": facts, "serving": serving})
+    check = {"expectations": [], "findings": [], "went_on": False, "stack": None}
+    write_json(Path(flow.path(f"environment/check-{flow.stack_key}.json")), check)
     write_json(Path(flow.path(f"models/{flow.model_key}.json")), {"model": flow.model, "key": flow.model_key})
     return probe
 
@@ -147,6 +149,10 @@ def _cell(
     write_json(files.slice, cell.slice | {"digest": cell.digest, "experiment": cell.experiment})
     engines = {engine.name: {"role": engine.role, "before": {}, "after": {}} for engine in cell.plan.engines}
     write_json(files.metrics, engines)
+    write_json(
+        files.engine_facts,
+        {"engines": {name: {"role": e["role"], "facts": {}} for name, e in engines.items()}},
+    )
     write_json(files.status, {"status": "completed", "cell_digest": cell.digest})
     record = {
         "cell_id": cell.cell_id,
@@ -185,9 +191,13 @@ def _derived(flow: Workflow, probe: Path) -> None:
     cells, checks, listing = (Path(flow.path(f"tables/{name}")) for name in names)
     write_tables(parts, cells, checks, listing)
     statistics = Path(flow.path("statistics.json"))
-    write_statistics(cells, parts, json.loads(flow.section("slo")), statistics)
+    sections = {name: json.loads(flow.section(name)) for name in ("slo", "margin_percent", "claims")}
+    write_statistics(cells, parts, sections.pop("slo"), statistics, **sections)
     for layout in flow.experiment.layouts:
         write_json(Path(flow.path(f"plans/{layout}.json")), json.loads(flow.plan_text(layout)))
     for name in flow.figure_names:
         write_one_figure(flow, name, parts, Path(flow.path(f"figures/{name}")))
-    write_page(flow, parts, probe, statistics, f"--configfile {CONFIG}", Path(flow.path("report.html")))
+    check = Path(flow.path(f"environment/check-{flow.stack_key}.json"))
+    write_page(
+        flow, parts, probe, check, statistics, f"--configfile {CONFIG}", Path(flow.path("report.html"))
+    )

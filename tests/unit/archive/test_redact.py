@@ -59,7 +59,9 @@ def _planted(folder: Path, repository: Path) -> tuple[Path, dict[str, object]]:
         }
     }
     config["layouts"]["agg"]["args"] = {"otlp-traces-endpoint": f"http://{s['host in the config']}:4317"}
-    text = f"# ask {s['mail address in a comment']}, VLLM_API_KEY={s['key in a comment']}\n" + yaml.safe_dump(config, sort_keys=False)
+    text = f"# ask {s['mail address in a comment']}, VLLM_API_KEY={s['key in a comment']}\n" + yaml.safe_dump(
+        config, sort_keys=False
+    )
     host, user = s["host in UCX's prefix"], s["user as a bare word, learned from a path"]
     key = s["key in a comment"]
     addresses = (s["address in a log"], s["IPv6 address in a log"], s["hardware address in a log"])

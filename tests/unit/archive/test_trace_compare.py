@@ -30,7 +30,8 @@ def test_a_figure_leads_to_its_cells_and_lines(
     assert [cell["id"] for cell in found["cells"]] == ids  # type: ignore[attr-defined]
     first = found["cells"][0]  # type: ignore[index]
     assert first["raw"] == [
-        f"results/tiny/cells/{ids[0]}/{n}.json.gz" for n in ("cell", "bench", "metrics", "record")
+        f"results/tiny/cells/{ids[0]}/{n}.json.gz"
+        for n in ("cell", "bench", "metrics", "engine_facts", "record")
     ]
     assert first["plan"] == "results/tiny/plans/agg.json"
     assert first["environment"] == finished.index["environment"]["probe"]
