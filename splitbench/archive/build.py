@@ -15,10 +15,11 @@ from typing import Any
 import splitbench
 from splitbench.archive.bag import PAYLOAD, pack, write_tags
 from splitbench.archive.code import Code, code_of
-from splitbench.archive.contents import CODE_FOLDER, Source, Staged, stage, words_of
+from splitbench.archive.contents import stage
 from splitbench.archive.crate import write_crate
 from splitbench.archive.readme import readme
 from splitbench.archive.redact import Redactor, of_this_machine
+from splitbench.archive.source import CODE_FOLDER, Source, Staged, words_of
 from splitbench.files import read_json, write_json, write_text
 from splitbench.workflow import Workflow
 

@@ -96,16 +96,16 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from splitbench.archive import trace
+    from splitbench.archive import place, trace
 
     if arguments.archive is not None:
-        with trace.in_archive(arguments.archive) as place:
-            found = trace.trace(place, arguments.file)
+        with place.in_archive(arguments.archive) as inside:
+            found = trace.trace(inside, arguments.file)
     else:
-        results, name = trace.results_of(Path(arguments.file))
+        results, name = place.results_of(Path(arguments.file))
         config = results.parent.parent / "experiment.yaml"
         found = trace.trace(
-            trace.on_disk(results, config if config.is_file() else arguments.configfile), name
+            place.on_disk(results, config if config.is_file() else arguments.configfile), name
         )
     sys.stdout.write(trace.as_json(found) if arguments.json else trace.words(found))
     return 0

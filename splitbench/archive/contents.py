@@ -8,134 +8,34 @@ with itself, and its digests are those of what is in it.
 
 from __future__ import annotations
 
-import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import chdir
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
-import yaml
 
 from splitbench.archive.code import Code
+from splitbench.archive.derived import stage_derived
 from splitbench.archive.redact import Redactor
+from splitbench.archive.source import (
+    CODE_FOLDER,
+    CONFIG,
+    Source,
+    Staged,
+    archived_flow,
+    config_text,
+    learn,
+    logs_of,
+    write_file,
+)
 from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
-from splitbench.experiment.load import read_yaml
-from splitbench.figures.stage import write_one_figure
-from splitbench.figures.writer import SUFFIXES
 from splitbench.files import read_json, sha256_file, write_json
 from splitbench.measuring.run import CellFiles
-from splitbench.report.stage import write_page
-from splitbench.statistics.stage import write_statistics
-from splitbench.tables.schema import TABLES
-from splitbench.tables.stage import write_cell_part, write_tables
 from splitbench.workflow import Workflow
 
-CONFIG = "experiment.yaml"
-CODE_FOLDER = "workflow"
 _LARGE_JSON = 4 << 20
-_DATA_URI = re.compile(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=]*")
-
-
-@dataclass
-class Source:
-    """What is archived: an experiment whose rules have all run.
-
-    Args:
-        flow: the experiment.
-        config: its effective config.
-        folder: where its results are, the folder that the workflow ran in.
-        argument: how the experiment is named to snakemake; it is printed in the report.
-    """
-
-    flow: Workflow
-    config: Mapping[str, Any]
-    folder: Path
-    argument: str
-
-    def path(self, pattern: str) -> Path:
-        """A file of the results."""
-        return self.folder / self.flow.path(pattern)
-
-    def session_folders(self) -> dict[str, Path]:
-        """Folders of the sessions that the cells were measured in, by their path below the results."""
-        found = {}
-        for cell in self.flow.cells.all:
-            folder = self.path(f"cells/{cell.cell_id}")
-            session = (folder / read_json(folder / "record.json")["session"]["folder"]).resolve()
-            root = self.path("logs/sessions").resolve()
-            if session.is_dir() and session.is_relative_to(root):
-                found[f"logs/sessions/{session.relative_to(root)}"] = session
-        return found
-
-
-@dataclass
-class Staged:
-    """The tree as it was staged.
-
-    Attributes:
-        flow: the experiment by its redacted config; its paths are relative to the tree.
-        argument: how the experiment is named to snakemake, redacted.
-        verbatim: whether the config is the user's own file, not a dump of several merged.
-        made_again: what had to be made again because of the redaction.
-    """
-
-    flow: Workflow
-    argument: str
-    verbatim: bool
-    made_again: list[str] = field(default_factory=list)
-
-
-def words_of(flow: Workflow) -> list[str]:
-    """Names of the experiment, which a user's or host's name may equal by chance."""
-    experiment = flow.experiment
-    names = [experiment.experiment, experiment.model.name, experiment.stack.name]
-    names += [*experiment.layouts, *experiment.workloads, *experiment.figures]
-    parts = [part for name in names for part in re.split(r"[^A-Za-z0-9]+", name)]
-    return [*names, *parts, "agg", "pd", "prefill", "decode", "proxy", "client", "engine"]
-
-
-def learn(source: Source, redactor: Redactor, text: str) -> None:
-    """Let the redactor see everything that may name a secret, before anything is replaced."""
-    redactor.learn_from_value(dict(source.config))
-    redactor.learn_from(text)
-    documents = [*source.path("environment").rglob("*.json"), *source.path("plans").glob("*.json")]
-    logs = []
-    for cell in source.flow.cells.all:
-        files = CellFiles(source.path(f"cells/{cell.cell_id}"))
-        documents += [files.record, files.status]
-        logs += [source.path(f"logs/cells/{cell.cell_id}{suffix}") for suffix in (".log", ".client.log")]
-    for folder in source.session_folders().values():
-        documents += sorted(folder.glob("*.json"))
-        logs += sorted(folder.glob("*.log"))
-    for path in sorted(documents):
-        if path.is_file():
-            redactor.learn_from_value(orjson.loads(path.read_bytes()))
-    for path in (*logs, *source.path("logs/environment").glob("*.log")):
-        if path.is_file():
-            redactor.learn_from(_text(path))
-
-
-def config_text(source: Source) -> tuple[str, bool]:
-    """The config as YAML, and whether it is the user's file as it is."""
-    for name in reversed(source.flow.files[-1:]):
-        for path in (source.folder / name, source.flow.root / name):
-            if path.is_file() and len(source.flow.files) == 1 and read_yaml(path) == dict(source.config):
-                return path.read_text(encoding="utf-8"), True
-    text = yaml.safe_dump(_plain(source.config), sort_keys=False, allow_unicode=True)
-    return f"# The effective config: several files or command line values merged.\n{text}", False
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def stage(source: Source, code: Code, redactor: Redactor, tree: Path, note: Callable[[str], None]) -> Staged:
@@ -147,16 +47,16 @@ def stage(source: Source, code: Code, redactor: Redactor, tree: Path, note: Call
     _all_measured(source)
     text, verbatim = config_text(source)
     learn(source, redactor, text)
-    _write(tree / CONFIG, redactor.text(text))
+    write_file(tree / CONFIG, redactor.text(text))
     for name, data in code.files.items():
-        _write(tree / CODE_FOLDER / name, _code_file(name, data, redactor))
+        write_file(tree / CODE_FOLDER / name, _code_file(name, data, redactor))
     _place_lock(source, tree)
     flow = _redacted_flow(source.flow, tree)
     staged = Staged(flow, redactor.text(source.argument), verbatim)
     renames = _renames(source.flow, flow)
     changed = _raw(source, staged, redactor, renames, tree, note)
     with chdir(tree):
-        _derived(source, staged, redactor, changed, bool(renames))
+        stage_derived(source, staged, redactor, changed, bool(renames))
     return staged
 
 
@@ -179,7 +79,7 @@ def _place_lock(source: Source, tree: Path) -> None:
             mend="copy it to envs/ and name it there",
         )
     if not (tree / CODE_FOLDER / lock).exists():
-        _write(tree / CODE_FOLDER / lock, (source.flow.root / lock).read_bytes())
+        write_file(tree / CODE_FOLDER / lock, (source.flow.root / lock).read_bytes())
 
 
 def _redacted_flow(flow: Workflow, tree: Path) -> Workflow:
@@ -198,11 +98,6 @@ def _redacted_flow(flow: Workflow, tree: Path) -> Workflow:
                 mend="give it by the environment instead, and measure again",
             )
     return redacted
-
-
-def archived_flow(tree: Path) -> Workflow:
-    """The experiment of an unpacked archive; its paths are relative to `tree`."""
-    return Workflow(read_yaml(tree / CONFIG), [Path(CONFIG)], tree / CODE_FOLDER, sources=False)
 
 
 def _renames(old: Workflow, new: Workflow) -> dict[str, str]:
@@ -233,7 +128,7 @@ def _raw(
         data = path.read_bytes()
         clean = renamed(_clean(data, path, redactor).decode("utf-8", "surrogateescape"))
         new = clean.encode("utf-8", "surrogateescape")
-        _write(tree / staged.flow.path(renamed(name)), new)
+        write_file(tree / staged.flow.path(renamed(name)), new)
         return new != data
 
     old_flow = source.flow
@@ -252,7 +147,7 @@ def _raw(
             note(f"archive: cell {at + 1} of {len(old_flow.cells)}")
         if _cell(source, old, new, staged, put, environments, tree):
             changed.add(new.cell_id)
-    for name, path in _logs(source):
+    for name, path in logs_of(source):
         put(path, name)
     return changed
 
@@ -310,21 +205,6 @@ def _cell(
     return stated != record or any(changes.values()) or old.cell_id != new.cell_id
 
 
-def _logs(source: Source) -> Iterator[tuple[str, Path]]:
-    """Logs that belong to the cells, by their path below the results; absent ones are left out."""
-    for cell in source.flow.cells.all:
-        for suffix in (".log", ".client.log"):
-            path = source.path(f"logs/cells/{cell.cell_id}{suffix}")
-            if path.is_file():
-                yield f"logs/cells/{cell.cell_id}{suffix}", path
-    for name, folder in sorted(source.session_folders().items()):
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and path.suffix in (".log", ".json", ".yaml"):
-                yield f"{name}/{path.name}", path
-    for path in sorted(source.path("logs/environment").glob(f"*{source.flow.stack_key}*.log")):
-        yield f"logs/environment/{path.name}", path
-
-
 def _clean(data: bytes, path: Path, redactor: Redactor) -> bytes:
     """A file's bytes without its secrets; the very same bytes where it has none."""
     if path.suffix == ".json" and (path.name == "bench.json" or len(data) > _LARGE_JSON):
@@ -347,95 +227,3 @@ def _code_file(name: str, data: bytes, redactor: Redactor) -> bytes:
     # Other experiments' configs are written by users too.
     config = name.startswith("config/") and name.endswith((".yaml", ".yml"))
     return (redactor.text(text) if config else redactor.credentials(text)).encode()
-
-
-def _derived(source: Source, staged: Staged, redactor: Redactor, changed: set[str], renamed: bool) -> None:
-    """Copy tables, statistics, figures and report, or make again what no longer follows from what lies there."""
-    flow = staged.flow
-    again = staged.made_again
-    pairs = list(zip(source.flow.cells.ids, flow.cells.ids, strict=True))
-    for old, new in pairs:
-        folder = Path(flow.path(f"parts/{new}"))
-        if new in changed:
-            folder.mkdir(parents=True)
-            write_cell_part(flow, new, folder)
-        else:
-            for table in TABLES.values():
-                path = source.path(f"parts/{old}/{table.file}")
-                if path.exists():
-                    _copy(path, folder / table.file)
-    parts = [Path(flow.path(f"parts/{new}")) for _, new in pairs]
-    tables = {
-        name: Path(flow.path(f"tables/{name}")) for name in ("cells.parquet", "checks.parquet", "parts.json")
-    }
-    if changed:
-        again += ["parts", "tables"]
-        write_tables(parts, *tables.values())
-    else:
-        for name, path in tables.items():
-            _copy(source.path(f"tables/{name}"), path)
-    statistics = Path(flow.path("statistics.json"))
-    if renamed:
-        again.append("statistics")
-        statistics_of(flow, tables["cells.parquet"], parts, statistics)
-    else:
-        _copy(source.path("statistics.json"), statistics)
-    for name in flow.figure_names:
-        if not renamed and _is_clean(source, name, redactor):
-            for suffix in SUFFIXES:
-                _copy(source.path(f"figures/{name}{suffix}"), Path(flow.path(f"figures/{name}{suffix}")))
-        else:
-            again.append(f"figures/{name}")
-            write_one_figure(flow, name, parts, Path(flow.path(f"figures/{name}")))
-    _report(source, staged, redactor, parts)
-
-
-def _is_clean(source: Source, figure: str, redactor: Redactor) -> bool:
-    for suffix in (".json", ".svg"):
-        text = _text(source.path(f"figures/{figure}{suffix}"))
-        if redactor.text(text) != text:
-            return False
-    return True
-
-
-def _report(source: Source, staged: Staged, redactor: Redactor, parts: Sequence[Path]) -> None:
-    flow = staged.flow
-    page = _text(source.path("report.html"))
-    words = _DATA_URI.sub("", page)
-    if not staged.made_again and redactor.text(words) == words:
-        _write(Path(flow.path("report.html")), page)
-        return
-    staged.made_again.append("report.html")
-    report_of(flow, parts, staged.argument, Path(flow.path("report.html")))
-
-
-def statistics_of(flow: Workflow, cells: Path, parts: Sequence[Path], output: Path) -> None:
-    """The statistics, as the rule makes them."""
-    sections = {name: orjson.loads(flow.section(name)) for name in ("slo", "margin_percent", "claims")}
-    slo = sections.pop("slo")
-    write_statistics(cells, parts, slo, output, **sections)
-
-
-def report_of(flow: Workflow, parts: Sequence[Path], argument: str, output: Path) -> None:
-    """The report, as the rule makes it."""
-    probe, check = (
-        Path(flow.path(f"environment/{kind}-{flow.stack_key}.json")) for kind in ("probe", "check")
-    )
-    write_page(flow, parts, probe, check, Path(flow.path("statistics.json")), argument, output)
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", "surrogateescape")
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    path.write_bytes(data)
-
-
-def _copy(path: Path, target: Path) -> None:
-    if not path.is_file():
-        raise UserError("is missing", where=str(path), mend="run snakemake first")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, target)

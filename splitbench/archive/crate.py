@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitbench import __version__
-from splitbench.archive.contents import CODE_FOLDER, CONFIG
+from splitbench.archive.source import CODE_FOLDER, CONFIG
 from splitbench.files import read_json, write_json
 
 METADATA = "ro-crate-metadata.json"

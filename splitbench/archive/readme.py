@@ -31,7 +31,8 @@ def readme(index: Mapping[str, Any]) -> str:
     )
     return f"""# {index["title"]}
 
-Results of the splitbench experiment `{name}`: {len(cells)} cells, measured from {index["measured"]["first"]} to {index["measured"]["last"]}.
+Results of the splitbench experiment `{name}`: {len(cells)} cells, measured
+from {index["measured"]["first"]} to {index["measured"]["last"]}.
 Layouts: {", ".join(layouts)}. Workloads: {", ".join(workloads)}.
 
 ## What lies where

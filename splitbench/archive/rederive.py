@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from splitbench import __version__
-from splitbench.archive.contents import archived_flow, report_of, statistics_of
+from splitbench.archive.derived import report_of, statistics_of
+from splitbench.archive.source import archived_flow
 from splitbench.errors import UserError
 from splitbench.figures.gallery import Measured, draw_again
 from splitbench.figures.writer import read_png_lineage
