@@ -50,7 +50,7 @@ def stage(source: Source, code: Code, redactor: Redactor, tree: Path, note: Call
     write_file(tree / CONFIG, redactor.text(text))
     for name, data in code.files.items():
         write_file(tree / CODE_FOLDER / name, _code_file(name, data, redactor))
-    _place_lock(source, tree)
+    _place_stack_files(source, tree)
     flow = _redacted_flow(source.flow, tree)
     staged = Staged(flow, redactor.text(source.argument), verbatim)
     renames = _renames(source.flow, flow)
@@ -68,18 +68,20 @@ def _all_measured(source: Source) -> None:
                 raise UserError("the cell has not been measured", where=str(path), mend="run snakemake first")
 
 
-def _place_lock(source: Source, tree: Path) -> None:
-    lock = source.flow.experiment.stack.lock
-    if lock is None:
-        return
-    if lock.is_absolute() or ".." in lock.parts:
-        raise UserError(
-            f"{lock} lies outside the workflow's folder",
-            where="stack.lock",
-            mend="copy it to envs/ and name it there",
-        )
-    if not (tree / CODE_FOLDER / lock).exists():
-        write_file(tree / CODE_FOLDER / lock, (source.flow.root / lock).read_bytes())
+def _place_stack_files(source: Source, tree: Path) -> None:
+    """The lock, and the file of what the stack expects, where the archive's own workflow looks for them."""
+    stack = source.flow.experiment.stack
+    for key, path in (("stack.lock", stack.lock), ("stack.expects", stack.expects)):
+        if path is None:
+            continue
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                f"{path} lies outside the workflow's folder",
+                where=key,
+                mend="copy it to envs/ and name it there",
+            )
+        if not (tree / CODE_FOLDER / path).exists():
+            write_file(tree / CODE_FOLDER / path, (source.flow.root / path).read_bytes())
 
 
 def _redacted_flow(flow: Workflow, tree: Path) -> Workflow:

@@ -242,7 +242,9 @@ def config_lines(text: str, key: Sequence[str]) -> tuple[int, int] | None:
             return None
         first, node = pair[0].start_mark.line + 1, pair[1]
         end = node.end_mark
-        last = end.line if end.column == 0 and end.line + 1 > first else end.line + 1
+        # A block ends where the next token begins, everything else on its own last line.
+        block = not node.flow_style if isinstance(node, yaml.CollectionNode) else node.style in ("|", ">")
+        last = max(first, end.line if block else end.line + 1)
     lines = text.splitlines()
     while last > first and (not lines[last - 1].strip() or lines[last - 1].lstrip().startswith("#")):
         last -= 1

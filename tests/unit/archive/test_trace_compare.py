@@ -81,6 +81,8 @@ def test_lines_of_a_key() -> None:
     assert config_lines(text, ["b", "d"]) == (4, 5)
     assert config_lines(text, ["e"]) == (8, 8)
     assert config_lines(text, ["b", "z"]) is None
+    nested = "l:\n  a:\n    x:\n    - 1\n  b: |\n    text\n  c: 2\n"
+    assert [config_lines(nested, ["l", key]) for key in "abc"] == [(2, 4), (5, 6), (7, 7)]
 
 
 def test_an_archive_against_itself_shows_nothing(finished: Finished) -> None:
