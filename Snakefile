@@ -21,6 +21,7 @@ include: "rules/measure.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"
+include: "rules/archive.smk"
 
 
 rule all:

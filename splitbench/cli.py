@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitbench import __version__
+from splitbench.archive import cli_archive
 from splitbench.environment import cli_bundle, cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
@@ -109,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     cli_bundle.add_commands(commands)
+    cli_archive.add_commands(commands)
     return parser
 
 

@@ -43,17 +43,24 @@ class Workflow:
         config: the whole config as plain data.
         files: where it was read from, for messages.
         root: the folder that relative paths of the config are read from.
+        sources: whether the model's folder must be there; whoever only looks at results does without it.
 
     Raises:
         UserError: the config is wrong; one line a problem.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], files: Sequence[Path] = (), root: Path = REPOSITORY
+        self,
+        config: Mapping[str, Any],
+        files: Sequence[Path] = (),
+        root: Path = REPOSITORY,
+        *,
+        sources: bool = True,
     ) -> None:
         self.files = tuple(files)
         self.experiment = load_experiment(config, files)
-        check_sources(self.experiment, root)
+        if sources:
+            check_sources(self.experiment, root)
         self.root = root
         expects = self.experiment.stack.expects
         self.expects = read_stack_file(root / expects) if expects is not None else None
