@@ -82,6 +82,7 @@ def main() -> None:
     flow = Workflow(config, [path])
     if what == "environment":
         print(flow.path(f"environment/probe-{flow.stack_key}.json"))
+        print(flow.path(f"environment/check-{flow.stack_key}.json"))
         print(flow.path(f"models/{flow.model_key}.json"))
         for layout in flow.experiment.layouts:
             print(flow.path(f"plans/{layout}.json"))
