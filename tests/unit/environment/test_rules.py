@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,7 +131,9 @@ def test_a_core_that_is_not_there() -> None:
 
 def test_every_rule_was_seeded() -> None:
     assert {rule.id for rule in all_rules()} == {case[0] for case in SEEDED} | {"cores"}
-    assert all(rule.says for rule in all_rules())
+    documented = (Path(__file__).parents[3] / "docs/environment.md").read_text(encoding="utf-8")
+    for rule in all_rules():
+        assert f"| `{rule.id}` | {rule.severity} | {rule.says} | [source]({rule.source}) |" in documented
 
 
 def test_sound_environments_give_nothing() -> None:
