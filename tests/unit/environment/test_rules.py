@@ -69,6 +69,7 @@ SEEDED: list[tuple[str, Spoil | None, Ask | None]] = [
     ("torch-abi", at("software.missing_symbols.lmcache", ["_ZN3c104cuda9SetDeviceEa"]), None),
     ("lmcache-vllm", all_of(package("vllm", "0.17.0")), None),
     ("lmcache-vllm", all_of(package("vllm", "0.10.1.1")), None),
+    ("lmcache-runner", all_of(package("vllm", "0.26.0"), package("lmcache", "0.5.2")), None),
     ("lmcache-python", at("software.python", "3.11.9"), None),
     ("connector-missing", without("lmcache"), None),
     ("connector-missing", without("nixl"), None),
