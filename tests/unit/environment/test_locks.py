@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from splitbench.environment import serving_environment
+from splitbench.environment import serving_environment, serving_software
 from splitbench.environment.needs import Needs
 from splitbench.environment.rules import findings
 from splitbench.environment.serving_environment import lock_python, read_lock
@@ -70,3 +70,15 @@ def test_something_else_is_no_library(tmp_path: Path) -> None:
     (tmp_path / "x.so").write_bytes(b"#!/bin/sh\n")
     with pytest.raises(ValueError, match="ELF"):
         list(dynamic_symbols(tmp_path / "x.so"))
+
+
+def test_torch_is_found_outside_of_the_environment_s_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    text = "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+    (tmp_path / "torch/version.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert serving_software._torch() == {"version": "2.11.0+cu130", "cuda": "13.0"}
+    # Without torch's libraries nothing can be said about symbols.
+    assert serving_software.abi() == {"missing_symbols": {}}
