@@ -60,7 +60,7 @@ def packages() -> dict[str, Any]:
     origins: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if not name:
+        if not name or name in versions:  # the path may hold one twice; the first is what is imported
             continue
         versions[name] = distribution.version
         if name in _REQUIRE:

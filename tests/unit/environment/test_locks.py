@@ -82,3 +82,12 @@ def test_torch_is_found_outside_of_the_environment_s_own_folder(
     assert serving_software._torch() == {"version": "2.11.0+cu130", "cuda": "13.0"}
     # Without torch's libraries nothing can be said about symbols.
     assert serving_software.abi() == {"missing_symbols": {}}
+
+
+def test_of_two_that_are_installed_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, version in (("bundle", "0.26.0"), ("system", "0.25.0")):
+        info = tmp_path / folder / f"vllm-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "bundle"), str(tmp_path / "system")])
+    assert serving_software.packages()["packages"] == {"vllm": "0.26.0"}
