@@ -82,7 +82,9 @@ def plan_script_of(wildcards):
 
 def plan_files():
     names = flow.experiment.layouts
-    return [flow.path(f"plans/{name}.{end}") for name in names for end in ("json", "sh")]
+    return [
+        flow.path(f"plans/{name}.{end}") for name in names for end in ("json", "sh")
+    ]
 
 
 def figure_slice(wildcards):

@@ -21,7 +21,7 @@ from typing import Any
 
 import splitbench
 from splitbench.environment.expectations import read_stack_file
-from splitbench.environment.needs import needs_of
+from splitbench.environment.needs import READ_BY_RULES, needs_of
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cells, model_slice, stack_slice
 from splitbench.experiment.load import check_sources, load_experiment
@@ -180,7 +180,7 @@ class Workflow:
         """
         needs = asdict(replace(needs_of(self.cells.plans), ports=()))
         for engine in needs["engines"]:
-            engine["env"] = {"PYTHONHASHSEED": engine["env"].get("PYTHONHASHSEED")}
+            engine["env"] = {name: engine["env"].get(name) for name in READ_BY_RULES}
             del engine["name"], engine["layout"]
         needs["engines"] = sorted(needs["engines"], key=canonical_json)
         return canonical_json(

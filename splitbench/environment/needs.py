@@ -12,6 +12,8 @@ import yaml
 from splitbench.serving.plan import EnginePlan, Plan, ServicePlan
 
 GIB = 2**30
+# Variables of engines that rules look at.
+READ_BY_RULES = ("PYTHONHASHSEED", "VLLM_USE_V2_MODEL_RUNNER")
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ def compared(record: Mapping[str, Any]) -> dict[str, Any]:
         # The kernel keeps a little more or less for itself at every boot.
         machine["memory"] = {"total_gib": round(total / _GIB)}
     chosen = {key: record["software"].get(key) for key in ("python", "packages", "torch", "ucx", "nixl")}
+    # An offline bundle's binaries were slimmed: the same versions, and not the same files.
+    chosen["bundle"] = (record.get("serving") or {}).get("bundle")
     return {"machine": machine, "software": chosen}
 
 

@@ -122,6 +122,24 @@ def lmcache_python(facts: Facts, needs: Needs) -> Found:
         )
 
 
+def lmcache_runner(facts: Facts, needs: Needs) -> Found:
+    """From 0.22.1 on vLLM may use its second model runner, under which LMCacheConnectorV1 hits and loads nothing."""
+    vllm = facts.vllm
+    if needs.kind != "gpus" or not vllm or not versions.at_least(vllm, "0.22.1"):
+        return
+    open_to_it = [
+        engine.name
+        for engine in needs.engines
+        if engine.lmcache and engine.env.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
+    ]
+    if open_to_it:
+        yield (
+            f"vLLM {vllm} may run {', '.join(open_to_it[:3])} with its second model runner, "
+            "which does not load what LMCacheConnectorV1 finds",
+            'set VLLM_USE_V2_MODEL_RUNNER: "0" in engine.env or in the layout\'s env',
+        )
+
+
 def lmcache_missing(facts: Facts, needs: Needs) -> Found:
     """A layout's connector is not installed."""
     if not facts.software.get("packages"):
@@ -267,6 +285,7 @@ RULES: tuple[Rule, ...] = (
     Rule("torch-pin", "error", _VLLM_GPU, torch_pin),
     Rule("torch-abi", "error", "https://github.com/LMCache/LMCache/issues/1712", torch_abi),
     Rule("lmcache-vllm", "error", _LMCACHE_TABLE, lmcache_matrix),
+    Rule("lmcache-runner", "error", "https://github.com/LMCache/LMCache/pull/3502", lmcache_runner),
     Rule("lmcache-python", "error", "https://github.com/LMCache/LMCache/issues/2511", lmcache_python),
     Rule(
         "connector-missing",

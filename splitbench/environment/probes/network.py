@@ -187,7 +187,7 @@ PROBES: tuple[Probe, ...] = (
         "packages-rpm", Command(("rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n")), parse_packages
     ),
     Probe("ucx", Command(("ucx_info", "-v")), parse_ucx_info),
-    Probe("rdma", Command(("ibv_devinfo",)), parse_ibv),
+    Probe("rdma", Command(("ibv_devinfo",), accept=None, complaints=True), parse_ibv),
     Probe(
         "rdma-files",
         Tree(

@@ -194,6 +194,13 @@ def test_load_heat_and_names_of_a_machine_are_no_difference() -> None:
     assert probe.environment_digest(a) != probe.environment_digest(b)
 
 
+def test_a_slimmed_bundle_is_another_environment() -> None:
+    a, b = eight_gpus(), eight_gpus()
+    b["serving"]["bundle"] = {"name": "h200", "slimmed": 12}
+    assert differences(a, b) == ["bundle.name: only in B (h200)", "bundle.slimmed: only in B (12)"]
+    assert probe.environment_digest(a) != probe.environment_digest(b)
+
+
 def test_records_are_found_and_others_refused(tmp_path: Path) -> None:
     folder = tmp_path / "results/x/environment"
     write_json(folder / "probe-cpu-1.json", two_cores())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from splitbench.environment import serving_environment
+from splitbench.environment import serving_environment, serving_software
 from splitbench.environment.needs import Needs
 from splitbench.environment.rules import findings
 from splitbench.environment.serving_environment import lock_python, read_lock
@@ -70,3 +70,24 @@ def test_something_else_is_no_library(tmp_path: Path) -> None:
     (tmp_path / "x.so").write_bytes(b"#!/bin/sh\n")
     with pytest.raises(ValueError, match="ELF"):
         list(dynamic_symbols(tmp_path / "x.so"))
+
+
+def test_torch_is_found_outside_of_the_environment_s_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    text = "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+    (tmp_path / "torch/version.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert serving_software._torch() == {"version": "2.11.0+cu130", "cuda": "13.0"}
+    # Without torch's libraries nothing can be said about symbols.
+    assert serving_software.abi() == {"missing_symbols": {}}
+
+
+def test_of_two_that_are_installed_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, version in (("bundle", "0.26.0"), ("system", "0.25.0")):
+        info = tmp_path / folder / f"vllm-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "bundle"), str(tmp_path / "system")])
+    assert serving_software.packages()["packages"] == {"vllm": "0.26.0"}

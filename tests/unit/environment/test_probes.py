@@ -203,6 +203,17 @@ def test_driver_toolkit_and_fabric_manager() -> None:
         gpu.parse_service("LoadState=not-found\nActiveState=inactive\nSubState=dead\n")
 
 
+def test_systemctl_without_systemd_is_absent() -> None:
+    with pytest.raises(AbsentError):
+        gpu.parse_service("")
+
+
+def test_what_a_tool_complains_about_can_be_its_answer() -> None:
+    said = "Failed to get IB devices list: Function not implemented"
+    command = Command(("sh", "-c", f"echo {said} >&2; exit 255"), accept=None, complaints=True)
+    assert base.run_probe(Probe("x", command, network.parse_ibv)).facts == {"rdma": []}
+
+
 def test_packages() -> None:
     found = network.parse_packages(kept("h200/dpkg.txt"))["packages"]
     assert found["cuda-nvcc-13-0"] == "13.0.88-1" and found["libucx0"] == "1.16.0+ds-5ubuntu1"

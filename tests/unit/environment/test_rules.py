@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ SEEDED: list[tuple[str, Spoil | None, Ask | None]] = [
     ("torch-abi", at("software.missing_symbols.lmcache", ["_ZN3c104cuda9SetDeviceEa"]), None),
     ("lmcache-vllm", all_of(package("vllm", "0.17.0")), None),
     ("lmcache-vllm", all_of(package("vllm", "0.10.1.1")), None),
+    ("lmcache-runner", all_of(package("vllm", "0.26.0"), package("lmcache", "0.5.2")), None),
     ("lmcache-python", at("software.python", "3.11.9"), None),
     ("connector-missing", without("lmcache"), None),
     ("connector-missing", without("nixl"), None),
@@ -130,7 +132,9 @@ def test_a_core_that_is_not_there() -> None:
 
 def test_every_rule_was_seeded() -> None:
     assert {rule.id for rule in all_rules()} == {case[0] for case in SEEDED} | {"cores"}
-    assert all(rule.says for rule in all_rules())
+    documented = (Path(__file__).parents[3] / "docs/environment.md").read_text(encoding="utf-8")
+    for rule in all_rules():
+        assert f"| `{rule.id}` | {rule.severity} | {rule.says} | [source]({rule.source}) |" in documented
 
 
 def test_sound_environments_give_nothing() -> None:
