@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import filecmp
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
