@@ -26,14 +26,19 @@ REPOSITORY = Path(__file__).parents[3]
 CONFIG = REPOSITORY / "config" / "experiments" / "sakura-h100.yaml"
 GOLDEN = REPOSITORY / "tests" / "golden" / "plans" / "sakura-h100"
 LAYOUTS = ("agg-tp4", "agg-tp8", "2x-agg-tp4", "pd-tp2", "pd-tp4", "2p1d")
-PLACES = {"serving_python": "./python", "workflow_python": "./python", "model": "./model"}
+# Not the workflow's own: an environment's folder carries the digest of its lock, which changes with every new version.
+PLACES = {
+    "serving_python": "./.splitbench/envs/cuda/bin/python",
+    "workflow_python": "./.venv/bin/python",
+    "model": "openai/gpt-oss-120b",
+}
 FLOW = Workflow(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), [CONFIG])
 
 
 def rendered(layout: str) -> tuple[str, str]:
     """Plan and script of a layout, as files hold them."""
     plan = json.dumps(json.loads(FLOW.plan_text(layout)), sort_keys=True, indent=2, ensure_ascii=False)
-    return plan + "\n", FLOW.plan_script(layout)
+    return plan + "\n", script(FLOW.experiment, plan_of(layout), PLACES)
 
 
 def plan_of(layout: str) -> Plan:
@@ -76,6 +81,12 @@ def test_the_script_is_the_plan_and_every_line_of_it_is_explained(layout: str) -
         if re.match(r"  (--|[A-Z_]+=)", line):
             assert previous.strip().startswith("# ") and len(previous.strip()) > 10, line
         previous = line
+
+
+def test_the_workflows_script_names_the_environment_and_the_model() -> None:
+    text = FLOW.plan_script("pd-tp2")
+    assert f"/{FLOW.stack_key}/bin/python}}" in text or str(FLOW.experiment.stack.python) in text
+    assert 'MODEL="${MODEL:-openai/gpt-oss-120b}"' in text
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
