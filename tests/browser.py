@@ -60,7 +60,12 @@ def look(
     process = subprocess.Popen(
         [
             *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-            *("--hide-scrollbars", "--no-first-run", "--disable-extensions", "--disable-background-networking"),
+            *(
+                "--hide-scrollbars",
+                "--no-first-run",
+                "--disable-extensions",
+                "--disable-background-networking",
+            ),
             *("--remote-debugging-port=0", "--remote-debugging-address=127.0.0.1"),
             *(f"--user-data-dir={folder}", "about:blank"),
         ],
