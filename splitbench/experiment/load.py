@@ -193,7 +193,9 @@ def _claim_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                 if given is not None and given not in experiment.workloads:
                     mend = f"use one of: {', '.join(experiment.workloads)}"
                     problems.append(((*place, key), f"no workload '{given}'", mend))
-            unknown = [c for c in test.concurrency if c not in experiment.matrix.concurrency]
+            workload = experiment.workloads.get(test.workload)
+            own = workload.concurrency if workload is not None else None
+            unknown = [c for c in test.concurrency if c not in (own or experiment.matrix.concurrency)]
             if unknown:
                 mend = "add it to matrix.concurrency or take it out here"
                 problems.append(((*place, "concurrency"), f"no cell has concurrency {unknown[0]}", mend))

@@ -55,7 +55,8 @@ class Support:
         if self.supported:
             return line
         per = -(-self.prompts_needed // self.concurrency)
-        return f"{line}: send {self.prompts_needed:,} prompts or more in a run (per_concurrency: {per})"
+        how = f"prompts: {{per_concurrency: {per}}}, or {{percentile: {self.percentile:g}}}"
+        return f"{line}: send {self.prompts_needed:,} prompts or more in a run ({how})"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,10 @@ def _by_rates(cell: Cell, experiment: Experiment) -> float | None:
     requests = cell.prompts + cell.warmups
     prefill = requests * int(cell.load["input_tokens"]) / rates.prefill_tokens_per_s
     waves = requests / cell.concurrency
-    return prefill + waves * int(cell.load["output_tokens"]) * rates.itl_ms / 1000
+    busy = prefill + waves * int(cell.load["output_tokens"]) * rates.itl_ms / 1000
+    # An open loop takes at least as long as its requests take to be offered.
+    offered = cell.load.get("request_rate")
+    return busy if offered is None else max(busy, cell.prompts / float(offered))
 
 
 def wanted_percentiles(experiment: Experiment) -> list[float]:

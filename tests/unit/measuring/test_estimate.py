@@ -51,6 +51,13 @@ def test_stated_rates_give_time_and_accelerator_hours() -> None:
     assert any("by the stated rates; 0.12 GPU hours" in line for line in found.lines())
 
 
+def test_an_open_loop_takes_at_least_as_long_as_its_requests_are_offered() -> None:
+    rates = {"startup_s": 1, "prefill_tokens_per_s": 1e6, "itl_ms": 0.001}
+    slow = {"input_tokens": 100, "output_tokens": 8, "request_rate": 0.5, "concurrency": [4]}
+    found = estimate(flow(rates=rates, layouts={"agg": GOOD["layouts"]["agg"]}, workloads={"long": slow}))
+    assert found.seconds == pytest.approx(1 + 40 / 0.5, rel=0.01)
+
+
 def test_cells_measured_before_give_the_time_of_the_others() -> None:
     one = flow(layouts={"agg": GOOD["layouts"]["agg"]}, rates={"startup_s": 10})
     first, second = one.cells.ids
@@ -69,7 +76,7 @@ def test_cells_measured_before_give_the_time_of_the_others() -> None:
 def test_samples_against_percentiles_with_advice() -> None:
     text = Support("8k-1k", 32, 99.0, 320, 368, 1).text
     assert text.startswith("8k-1k: c=32 gives 320 requests; P99 needs 368")
-    assert "send 368 prompts or more in a run (per_concurrency: 12)" in text
+    assert "send 368 prompts or more in a run (prompts: {per_concurrency: 12}, or {percentile: 99})" in text
     assert Support("w", 32, 99.0, 960, 368, 3).text == "w: c=32 gives 960 requests in 3 runs; P99 needs 368"
     assert Support("w", 1, 99.0, 30, 368, 3).prompts_needed == 123
 

@@ -271,6 +271,17 @@ def test_claims_may_only_name_what_the_experiment_has():
             load_experiment(changed)
 
 
+def test_claims_may_name_a_workloads_own_loads():
+    config = read_yaml(REPOSITORY / "config" / "config.yaml")
+    workloads = {**config["workloads"], "long": {**config["workloads"]["long"], "concurrency": [5]}}
+    test = {**config["claims"]["pd-shields-decode"]["tests"][0], "concurrency": 5}
+    claims = {"one": {"says": "x", "tests": [test]}}
+    load_experiment({**config, "workloads": workloads, "claims": claims})
+    claims = {"one": {"says": "x", "tests": [{**test, "concurrency": 8}]}}
+    with pytest.raises(UserError, match="no cell has concurrency 8"):
+        load_experiment({**config, "workloads": workloads, "claims": claims})
+
+
 def test_the_reference_experiment_carries_all_thirteen_findings():
     claims = read_experiment(REPOSITORY / "config" / "experiments" / "sakura-h100.yaml").claims
     assert list(claims) == [
