@@ -17,7 +17,7 @@ from pathlib import Path
 from splitbench.cli import EXIT_CODES, build_parser, schema_text
 from splitbench.experiment.explain import Key, all_keys
 from splitbench.files import write_text
-from splitbench.measuring import checks
+from splitbench.measuring import checks, signatures
 from splitbench.serving.failures import KNOWN_CAUSES
 from splitbench.tables import docs as tables_page
 
@@ -231,6 +231,7 @@ WHOLE: dict[str, Callable[[], str]] = {
     "config/schema.json": schema_text,
     "docs/cli.md": cli_page,
     "docs/config.md": config_page,
+    "docs/log-signatures.md": signatures.render,
     "docs/tables.md": tables_page.render,
 }
 
