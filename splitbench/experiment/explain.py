@@ -29,6 +29,7 @@ RERUNS: tuple[tuple[str, str], ...] = (
     (r"matrix\.order|rates", "nothing that was measured"),
     (r"matrix", "the cells that are new, and what is drawn from all of them"),
     (r"thresholds", "the checks, tables, statistics, figures and the report; no cell"),
+    (r"on_invalid", "nothing by itself; with `rerun` the cells that a check refused"),
     (r"slo", "the statistics, the figures of goodput and cost, and the report; no cell"),
     (r"margin_percent", "the statistics, the figure of break-even, and the report; no cell"),
     (r"price", "the figure of cost and the report; no cell"),

@@ -442,7 +442,9 @@ class Prompts(Section):
 class Ramp(Section):
     """An offered rate that changes while it is measured."""
 
-    strategy: Literal["linear", "exponential"] = "linear"
+    strategy: Literal["linear", "exponential"] = Field(
+        "linear", description="how it gets from one to the other"
+    )
     start_rate: PositiveInt = Field(description="requests per second at first")
     end_rate: PositiveInt = Field(description="requests per second at last")
 

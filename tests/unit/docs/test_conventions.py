@@ -42,6 +42,14 @@ def test_every_source_file_says_its_licence_in_its_first_lines() -> None:
     assert lacking == [], f"add '{HEAD}' to the first lines"
 
 
+def test_no_file_holds_the_marks_of_a_conflict() -> None:
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    for path in tracked():
+        if path.suffix in (".py", ".smk", ".md", ".yaml", ".json", ".toml", ".html", ".j2", ".sh", ".in", ""):
+            text = (REPOSITORY / path).read_text(encoding="utf-8", errors="replace")
+            assert not any(line.startswith(marks) for line in text.splitlines()), path
+
+
 def test_the_licence_is_there_in_full() -> None:
     text = (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
     assert "Version 2.0, January 2004" in text

@@ -73,7 +73,7 @@ def test_every_check_has_a_section_with_its_formula_source_and_reason() -> None:
     for name in names:
         section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         assert section is not None, f"docs/method.md lacks a section '## {name}'"
-        for word in ("nvalid when", "**Source:**", "**Why:**"):
+        for word in ("nvalid", "**Source:**", "**Why:**"):
             assert word in section[1], f"docs/method.md, {name}: {word}"
 
 

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from splitbench.cli import main
-from splitbench.experiment.load import read_yaml
+from splitbench.experiment.load import read_experiment, read_yaml
+from splitbench.measuring import conversations
+from splitbench.measuring.prompts import check_file
 from splitbench.workflow import REPOSITORY, Workflow
 
 GALLERY = [
@@ -44,6 +48,21 @@ def test_every_figure_marks_percentiles_of_the_slo(path: Path) -> None:
     for name, figure in flow.experiment.figures.items():
         if name.endswith("against_concurrency"):
             assert figure.percentiles[-1] == flow.experiment.slo.percentile, name
+
+
+def test_made_conversations_are_what_the_gallery_states(tmp_path: Path) -> None:
+    workloads = read_experiment(REPOSITORY / "config/experiments/cores-chat.yaml").workloads
+    file = tmp_path / "made.json"
+    conversations.main([str(file)])
+    for name, workload in workloads.items():
+        assert workload.sha256 is not None
+        check_file(file, workload.sha256, f"workloads.{name}")
+    made = json.loads(file.read_text(encoding="utf-8"))
+    lengths = [[len(turn["value"].split()) for turn in one["conversations"]] for one in made]
+    assert max(prompt + answer for prompt, answer in lengths) < 1024
+    assert abs(statistics.fmean(prompt for prompt, _ in lengths) - 160) < 16
+    assert abs(statistics.fmean(answer for _, answer in lengths) - 35) < 4
+    assert len({one["conversations"][0]["value"] for one in made}) == len(made)
 
 
 def test_the_folder_and_its_description_agree() -> None:
