@@ -251,7 +251,22 @@ def _claims(a: _Side, b: _Side, shared: list[tuple[str, str, int]]) -> Iterator[
                     "a": loads[0][key],
                     "b": loads[1][key],
                 }
+    yield from _judged(a, b)
     yield from _ranks(effects(a.measured), effects(b.measured))
+
+
+def _judged(a: _Side, b: _Side) -> Iterator[dict[str, Any]]:
+    """The config's claims and the verdicts, where both sides have one of the same name."""
+    outcomes = []
+    for side in (a, b):
+        found = {f"claim '{claim['claim']}'": claim["outcome"] for claim in side.statistics.get("claims", [])}
+        for verdict in side.statistics.get("verdicts", []):
+            name = f"verdict on {verdict['layout']} against {verdict['reference']}, {verdict['workload']}"
+            found[name] = verdict["outcome"]
+        outcomes.append(found)
+    for name, outcome in outcomes[0].items():
+        if name in outcomes[1] and outcome != outcomes[1][name]:
+            yield {"claim": name, "a": outcome, "b": outcomes[1][name]}
 
 
 def _ranks(a: list[Effect], b: list[Effect]) -> Iterator[dict[str, Any]]:

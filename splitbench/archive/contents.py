@@ -8,6 +8,7 @@ with itself, and its digests are those of what is in it.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from pathlib import Path
@@ -60,10 +61,15 @@ def stage(source: Source, code: Code, redactor: Redactor, tree: Path, note: Call
     return staged
 
 
+def raw_files(files: CellFiles) -> tuple[Path, ...]:
+    """What a measurement leaves, apart from the slice, which the config gives."""
+    return (files.bench, files.metrics, files.engine_facts, files.telemetry, files.logs, files.record)
+
+
 def _all_measured(source: Source) -> None:
     for cell in source.flow.cells.all:
         files = CellFiles(source.path(f"cells/{cell.cell_id}"))
-        for path in (files.bench, files.metrics, files.engine_facts, files.record, files.slice):
+        for path in (*raw_files(files), files.slice):
             if not path.is_file():
                 raise UserError("the cell has not been measured", where=str(path), mend="run snakemake first")
 
@@ -128,8 +134,9 @@ def _raw(
 
     def put(path: Path, name: str) -> bool:
         data = path.read_bytes()
-        clean = renamed(_clean(data, path, redactor).decode("utf-8", "surrogateescape"))
-        new = clean.encode("utf-8", "surrogateescape")
+        new = _clean(data, path, redactor)
+        if renames and not name.endswith(".gz"):
+            new = renamed(new.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         write_file(tree / staged.flow.path(renamed(name)), new)
         return new != data
 
@@ -151,6 +158,9 @@ def _raw(
             changed.add(new.cell_id)
     for name, path in logs_of(source):
         put(path, name)
+    floor = Path(old_flow.floor_path)
+    if (source.folder / floor).is_file():
+        put(source.folder / floor, str(floor.relative_to(old_flow.results)))
     return changed
 
 
@@ -190,8 +200,7 @@ def _cell(
 ) -> bool:
     files = CellFiles(source.path(f"cells/{old.cell_id}"))
     here = CellFiles(tree / staged.flow.path(f"cells/{new.cell_id}"))
-    raw = (files.bench, files.metrics, files.engine_facts, files.record, files.status)
-    names = [path for path in raw if path.exists()]
+    names = [path for path in (*raw_files(files), files.status) if path.exists()]
     changes = {path.name: put(path, f"cells/{old.cell_id}/{path.name}") for path in names}
     write_json(here.slice, new.slice | {"digest": new.digest, "experiment": new.experiment})
     record = read_json(here.record)
@@ -209,6 +218,10 @@ def _cell(
 
 def _clean(data: bytes, path: Path, redactor: Redactor) -> bytes:
     """A file's bytes without its secrets; the very same bytes where it has none."""
+    if path.name.endswith(".json.gz"):
+        inside = gzip.decompress(data)
+        clean_inside = _clean(inside, path.with_suffix(""), redactor)
+        return data if clean_inside == inside else gzip.compress(clean_inside, mtime=0)
     if path.suffix == ".json" and (path.name == "bench.json" or len(data) > _LARGE_JSON):
         return redactor.json_strings(data)
     if path.suffix == ".json":

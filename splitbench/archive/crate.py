@@ -157,7 +157,7 @@ def write_crate(tree: Path, index: Mapping[str, Any]) -> None:
         folder = f"{results}/cells/{cell['id']}"
         raw = [
             file(f"{folder}/{name}.json.gz")
-            for name in ("bench", "metrics", "engine_facts", "record", "cell")
+            for name in ("bench", "metrics", "engine_facts", "telemetry", "record", "cell")
             if (tree / folder / f"{name}.json.gz").exists()
         ]
         plan = entities.get(f"{results}/plans/{cell['layout']}.json")

@@ -13,10 +13,11 @@ from splitbench.archive.redact import Redactor
 from splitbench.archive.source import Source, Staged, copy_file, text_of, write_file
 from splitbench.figures.stage import write_one_figure
 from splitbench.figures.writer import SUFFIXES
+from splitbench.files import read_json
 from splitbench.report.stage import write_page
 from splitbench.statistics.stage import write_statistics
 from splitbench.tables.schema import TABLES
-from splitbench.tables.stage import write_cell_part, write_tables
+from splitbench.tables.stage import write_cell_part, write_symmetry, write_tables
 from splitbench.workflow import Workflow
 
 _DATA_URI = re.compile(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=]*")
@@ -39,16 +40,20 @@ def stage_derived(
                 path = source.path(f"parts/{old}/{table.file}")
                 if path.exists():
                     copy_file(path, folder / table.file)
+            copy_file(source.path(f"parts/{old}/checks.json"), folder / "checks.json")
     parts = [Path(flow.path(f"parts/{new}")) for _, new in pairs]
     tables = {
         name: Path(flow.path(f"tables/{name}")) for name in ("cells.parquet", "checks.parquet", "parts.json")
     }
+    symmetry = Path(flow.path("tables/symmetry.json"))
     if changed:
         again += ["parts", "tables"]
         write_tables(parts, *tables.values())
+        write_symmetry(flow, symmetry)
     else:
         for name, path in tables.items():
             copy_file(source.path(f"tables/{name}"), path)
+        copy_file(source.path("tables/symmetry.json"), symmetry)
     statistics = Path(flow.path("statistics.json"))
     if renamed:
         again.append("statistics")
@@ -88,7 +93,8 @@ def statistics_of(flow: Workflow, cells: Path, parts: Sequence[Path], output: Pa
     """The statistics, as the rule makes them."""
     sections = {name: orjson.loads(flow.section(name)) for name in ("slo", "margin_percent", "claims")}
     slo = sections.pop("slo")
-    write_statistics(cells, parts, slo, output, **sections)
+    found = read_json(Path(flow.path("tables/symmetry.json")))["differences"]
+    write_statistics(cells, parts, slo, output, asymmetries=found, **sections)
 
 
 def report_of(flow: Workflow, parts: Sequence[Path], argument: str, output: Path) -> None:

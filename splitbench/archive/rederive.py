@@ -33,12 +33,12 @@ from splitbench.files import canonical_json, digest, read_json, sha256_file
 from splitbench.measuring.run import CellFiles
 from splitbench.tables.parts import read_lineage
 from splitbench.tables.schema import TABLES
-from splitbench.tables.stage import read_listing, write_cell_part, write_tables
+from splitbench.tables.stage import read_listing, write_cell_part, write_symmetry, write_tables
 from splitbench.workflow import Workflow
 
 Say = Callable[[str, str], None]
 TOLERANCE = 1e-9
-_MADE = ("cells", "requests", "tokens", "checks", "engine_facts")
+_MADE = ("cells", "requests", "tokens", "checks", "engine_facts", "telemetry")
 _VERSIONS = ("splitbench.ingest_version",)
 
 
@@ -128,6 +128,10 @@ def _parts(flow: Workflow, scratch: Path, say: Say) -> int:
             count += 1
             if difference := parquet_difference(path, again / TABLES[name].file):
                 say(str(path), difference)
+        for key, old, new in json_differences(
+            read_json(folder / "checks.json"), read_json(again / "checks.json")
+        ):
+            say(str(folder / "checks.json"), f"{key} is {_short(old)}, raw gives {_short(new)}")
         for path in again.iterdir():
             path.unlink()
     return count
@@ -181,6 +185,10 @@ def _tables(flow: Workflow, scratch: Path, say: Say) -> None:
         return
     made = [scratch / name for name in ("cells.parquet", "checks.parquet", "parts.json")]
     write_tables([Path(folder) for folder in expected], *made)
+    write_symmetry(flow, scratch / "symmetry.json")
+    symmetry = Path(flow.path("tables/symmetry.json"))
+    for key, old, new in json_differences(read_json(symmetry), read_json(scratch / "symmetry.json")):
+        say(str(symmetry), f"{key} is {_short(old)}, the records give {_short(new)}")
     for path in made[:2]:
         stated = Path(flow.path(f"tables/{path.name}"))
         if difference := parquet_difference(stated, path):

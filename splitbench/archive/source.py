@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -91,6 +92,8 @@ def learn(source: Source, redactor: Redactor, text: str) -> None:
     for cell in source.flow.cells.all:
         files = CellFiles(source.path(f"cells/{cell.cell_id}"))
         documents += [files.record, files.status]
+        if files.logs.is_file():
+            redactor.learn_from_value(orjson.loads(gzip.decompress(files.logs.read_bytes())))
         logs += [source.path(f"logs/cells/{cell.cell_id}{suffix}") for suffix in (".log", ".client.log")]
     for folder in source.session_folders().values():
         documents += sorted(folder.glob("*.json"))

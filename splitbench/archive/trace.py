@@ -16,7 +16,15 @@ from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.files import digest
 
-RAW = ("cell.json", "bench.json", "metrics.json", "engine_facts.json", "record.json")
+RAW = (
+    "cell.json",
+    "bench.json",
+    "metrics.json",
+    "engine_facts.json",
+    "telemetry.json",
+    "logs.json.gz",
+    "record.json",
+)
 _WHAT = {
     "figures": "figure",
     "parts": "part of the tables",
@@ -134,9 +142,7 @@ def trace(place: Place, name: str) -> Trace:
 
 def _other(place: Place, name: str) -> Trace:
     facts = place.json("archive.json") or {}
-    kept: dict[str, Any] = {
-        key: facts[key] for key in ("code", "measured", "splitbench", "redaction") if key in facts
-    }
+    kept = {key: facts[key] for key in ("code", "measured", "splitbench", "redaction") if key in facts}
     what = "code of the workflow" if name.startswith("workflow/") else "file about the archive"
     return Trace(name, what, place.name, [], place.config and place.config[1], [], kept)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from contextlib import chdir
@@ -18,7 +19,7 @@ from splitbench.files import digest, read_json, sha256_file, write_json, write_t
 from splitbench.measuring.run import CellFiles
 from splitbench.report.stage import write_page
 from splitbench.statistics.stage import write_statistics
-from splitbench.tables.stage import write_cell_part, write_tables
+from splitbench.tables.stage import write_cell_part, write_symmetry, write_tables
 from splitbench.workflow import Workflow
 
 CONFIG = "experiment.yaml"
@@ -154,6 +155,9 @@ def _cell(
         {"engines": {name: {"role": e["role"], "facts": {}} for name, e in engines.items()}},
     )
     write_json(files.status, {"status": "completed", "cell_digest": cell.digest})
+    write_json(files.telemetry, {"series": [], "ticks": [], "foreign": [], "clock_start_s": 0.0})
+    logs = {name: {"role": engine["role"], "start": log, "cell": ""} for name, engine in engines.items()}
+    files.logs.write_bytes(gzip.compress(json.dumps(logs).encode(), mtime=0))
     record = {
         "cell_id": cell.cell_id,
         "cell_digest": cell.digest,
@@ -190,9 +194,12 @@ def _derived(flow: Workflow, probe: Path) -> None:
     names = ("cells.parquet", "checks.parquet", "parts.json")
     cells, checks, listing = (Path(flow.path(f"tables/{name}")) for name in names)
     write_tables(parts, cells, checks, listing)
+    symmetry = Path(flow.path("tables/symmetry.json"))
+    write_symmetry(flow, symmetry)
     statistics = Path(flow.path("statistics.json"))
     sections = {name: json.loads(flow.section(name)) for name in ("slo", "margin_percent", "claims")}
-    write_statistics(cells, parts, sections.pop("slo"), statistics, **sections)
+    found = read_json(symmetry)["differences"]
+    write_statistics(cells, parts, sections.pop("slo"), statistics, asymmetries=found, **sections)
     for layout in flow.experiment.layouts:
         write_json(Path(flow.path(f"plans/{layout}.json")), json.loads(flow.plan_text(layout)))
     for name in flow.figure_names:

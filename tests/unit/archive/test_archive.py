@@ -41,7 +41,7 @@ def test_it_holds_everything(finished: Finished) -> None:
         *(f"{results}/plans/{layout}.json" for layout in ("agg", "pd")),
         *(
             f"{results}/cells/{cell}/{name}.json.gz"
-            for name in ("bench", "metrics", "engine_facts", "record", "cell", "status")
+            for name in ("bench", "metrics", "engine_facts", "telemetry", "record", "cell", "status")
         ),
         *(f"{results}/parts/{cell}/{name}.parquet" for name in ("cell", "requests", "tokens", "checks")),
         *(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from splitbench.archive.compare import Reading, compare, difference, mover, words
+from splitbench.archive.compare import Reading, _judged, compare, difference, mover, words
 from splitbench.archive.trace import config_lines
 from splitbench.cli import main
 from tests.fakes.finished_results import finish, small_config
@@ -29,10 +30,9 @@ def test_a_figure_leads_to_its_cells_and_lines(
     ids = [cell for cell in finished.flow.cells.ids if "/c2/" in cell]
     assert [cell["id"] for cell in found["cells"]] == ids  # type: ignore[attr-defined]
     first = found["cells"][0]  # type: ignore[index]
-    assert first["raw"] == [
-        f"results/tiny/cells/{ids[0]}/{n}.json.gz"
-        for n in ("cell", "bench", "metrics", "engine_facts", "record")
-    ]
+    names = ("cell", "bench", "metrics", "engine_facts", "telemetry", "logs.json.gz", "record")
+    folder = f"results/tiny/cells/{ids[0]}"
+    assert first["raw"] == [f"{folder}/{n}.gz" if "." in n else f"{folder}/{n}.json.gz" for n in names]
     assert first["plan"] == "results/tiny/plans/agg.json"
     assert first["environment"] == finished.index["environment"]["probe"]
     assert first["digest"] == finished.flow.cells[ids[0]].digest
@@ -115,6 +115,22 @@ def test_another_machine_and_a_slower_run_are_seen(
     assert any("within the SLO" in claim["claim"] for claim in found.claims) or "Claims: " in words(found)
     assert main(["compare", str(finished.archive), str(other)]) == 0
     assert "machine.cpu.model: made -> other" in capsys.readouterr().out
+
+
+def test_claims_and_verdicts_that_came_out_differently() -> None:
+    def side(claim: str, verdict: str) -> SimpleNamespace:
+        named = {"layout": "pd", "reference": "agg", "workload": "long"}
+        statistics = {
+            "claims": [{"claim": "flat", "outcome": claim}],
+            "verdicts": [named | {"outcome": verdict}],
+        }
+        return SimpleNamespace(statistics=statistics)
+
+    assert not list(_judged(side("yes", "pays"), side("yes", "pays")))  # type: ignore[arg-type]
+    assert list(_judged(side("yes", "pays"), side("no", "open"))) == [  # type: ignore[arg-type]
+        {"claim": "claim 'flat'", "a": "yes", "b": "no"},
+        {"claim": "verdict on pd against agg, long", "a": "pays", "b": "open"},
+    ]
 
 
 def test_the_interval_of_a_difference() -> None:
