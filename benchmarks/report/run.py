@@ -104,6 +104,7 @@ def make_cell(flow: Workflow, cell_id: str, folder: Path) -> dict[str, Any]:
         "e2e_ms": e2e,
         "itl_p99_ms": np.quantile(per_request, 0.99, axis=1),
         "handoff_gap_ms": per_request[:, 0] - np.median(per_request, axis=1),
+        "itls": np.full(n, answer - 1, np.int32),
         "output_tokens": np.full(n, answer, np.int32),
     }
     write_part("requests", pd.DataFrame(requests).to_dict("records"), folder, row)
