@@ -30,6 +30,7 @@ def small_demo() -> dict[str, Any]:
     )
     config = copy.deepcopy(config)
     config["experiment"] = "real"
+    config.pop("claims", None)  # they are about the workloads that are replaced here
     config["workloads"] = {
         "some": {
             "input_tokens": INPUT_TOKENS,
