@@ -142,7 +142,9 @@ def trace(place: Place, name: str) -> Trace:
 
 def _other(place: Place, name: str) -> Trace:
     facts = place.json("archive.json") or {}
-    kept = {key: facts[key] for key in ("code", "measured", "splitbench", "redaction") if key in facts}
+    kept: dict[str, Any] = {
+        key: facts[key] for key in ("code", "measured", "splitbench", "redaction") if key in facts
+    }
     what = "code of the workflow" if name.startswith("workflow/") else "file about the archive"
     return Trace(name, what, place.name, [], place.config and place.config[1], [], kept)
 

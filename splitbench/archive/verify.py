@@ -7,7 +7,6 @@ import filecmp
 import os
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -130,6 +129,10 @@ def _first_difference(a: Path, b: Path) -> int:
             at += len(x)
 
 
+DIRECTORY_ENTRY_BYTES = 46
+"""Fixed part of an entry in a zip's central directory (APPNOTE 6.3.10, 4.3.12)."""
+
+
 def _member_at(path: Path, at: int) -> str:
     """The member whose local header or bytes, or entry in the directory at the end, lies at a byte."""
     with opened(path) as archive:
@@ -139,9 +142,7 @@ def _member_at(path: Path, at: int) -> str:
             return found[-1].filename.partition("/")[2] if found else path.name
         entry = archive.start_dir
         for info in infos:
-            entry += (
-                zipfile.sizeCentralDir + len(info.filename.encode()) + len(info.extra) + len(info.comment)
-            )  # type: ignore[attr-defined]
+            entry += DIRECTORY_ENTRY_BYTES + len(info.filename.encode()) + len(info.extra) + len(info.comment)
             if at < entry:
                 return info.filename.partition("/")[2]
     return "the zip's end record"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import yaml
 
-from splitbench.experiment.models import Experiment
+from splitbench.experiment.models import Experiment, PdLayout
 from splitbench.serving import meanings
 from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan, waves
 
@@ -49,16 +49,17 @@ def script(experiment: Experiment, plan: Plan, places: Mapping[str, str]) -> str
     Raises:
         UnexplainedError: something that the plan sets has no explanation.
     """
-    parts: list[str] = [*_head(experiment, plan, places), *_files(plan)]
+    layout = experiment.layouts[plan.layout]
+    options = {*layout.connector_options, *layout.lmcache_options} if isinstance(layout, PdLayout) else set()
+    parts: list[str] = [*_head(experiment, plan, places), *_files(plan, options)]
     names = []
     for service in plan.services:
         words = _words(service.argv, meanings.SERVICE_FLAGS, set(), service.name)
         parts += _command(service.name, service.env, words, set(), service.name)
-    layout = experiment.layouts[plan.layout]
     for engine, spec in zip(plan.engines, layout.engines(), strict=True):
         levels = (experiment.engine, layout, spec)
         given = {flag for level in levels for flag in level.args}
-        words = _words(engine.argv, meanings.ENGINE_FLAGS, given, engine.name)
+        words = _words(engine.argv, meanings.ENGINE_FLAGS, given | options, engine.name)
         variables = {variable for level in levels for variable in level.env}
         parts += _command(
             engine.name, engine.env, words, variables, _title(plan, engine), _pinned(plan, engine)
@@ -122,19 +123,21 @@ def _head(experiment: Experiment, plan: Plan, places: Mapping[str, str]) -> list
     ]
 
 
-def _files(plan: Plan) -> Iterator[str]:
+def _files(plan: Plan, given: Set[str]) -> Iterator[str]:
     for name, text in sorted(plan.files.items()):
         yield f"# {name}"
         for key in yaml.safe_load(text):
-            yield f"#   {key}: {_meaning(meanings.LMCACHE_FILE, key, name)}"
+            yield f"#   {key}: {_meaning(meanings.LMCACHE_FILE, key, name, given)}"
         yield f"cat > {quoted('{session}/' + name)} <<'END_OF_FILE'"
         yield text.rstrip("\n")
         yield "END_OF_FILE"
         yield ""
 
 
-def _meaning(known: Mapping[str, str], name: str, where: str) -> str:
+def _meaning(known: Mapping[str, str], name: str, where: str, given: Set[str] = frozenset()) -> str:
     if name not in known:
+        if name in given:
+            return "from the config"
         raise UnexplainedError(f"{where}: {name!r} has no line in splitbench/serving/meanings.py")
     return known[name]
 
@@ -154,7 +157,7 @@ def _words(argv: Sequence[str], known: Mapping[str, str], given: set[str], where
         else:
             lines.append(f"  # {_meaning(known, name, where)}")
         if name == "kv-transfer-config":
-            lines += [f"  #   {line}" for line in _transfer_keys(json.loads(argv[begin + 1]), where)]
+            lines += [f"  #   {line}" for line in _transfer_keys(json.loads(argv[begin + 1]), where, given)]
         lines.append(f"  {' '.join(map(quoted, argv[begin:end]))}")
     return lines
 
@@ -165,11 +168,11 @@ def _is_flag(argv: Sequence[str], index: int) -> bool:
     return word.startswith("--") or (word in ("-f",) and argv[0] != "{serving_python}")
 
 
-def _transfer_keys(value: Mapping[str, object], where: str) -> Iterator[str]:
+def _transfer_keys(value: Mapping[str, object], where: str, given: Set[str]) -> Iterator[str]:
     for key, item in sorted(value.items()):
-        yield f"{key}: {_meaning(meanings.KV_TRANSFER, key, where)}"
+        yield f"{key}: {_meaning(meanings.KV_TRANSFER, key, where, given)}"
         if isinstance(item, dict):
-            yield from (f"  {line}" for line in _transfer_keys(item, where))
+            yield from (f"  {line}" for line in _transfer_keys(item, where, given))
 
 
 def _command(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from splitbench.experiment.load import load_experiment
+from splitbench.experiment.load import load_experiment, read_yaml
 from splitbench.serving.plan_script import script
 from splitbench.serving.render import render
 from splitbench.workflow import Workflow
@@ -19,6 +19,10 @@ from tests.fakes.experiments import GOOD
 
 REPOSITORY = Path(__file__).parents[3]
 PLACES = {"serving_python": "./python", "workflow_python": "./python", "model": "./model"}
+EXPERIMENTS = [
+    REPOSITORY / "config" / "config.yaml",
+    *sorted((REPOSITORY / "config" / "experiments").glob("*.yaml")),
+]
 ONE_GPU = {"gpus": [0], "memory_share": 0.4}
 LAYOUTS: dict[str, Any] = {
     "nixl": {"kind": "pd", "connector": "nixl", "prefill": {"gpus": [0, 1]}, "decode": {"gpus": [2, 3]}},
@@ -98,3 +102,11 @@ def test_services_start_before_the_engines() -> None:
         < text.index('until [ -e "$RUNTIME"/control ]')
         < text.index("start prefill-0 ")
     )
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_layout_of_every_experiment_has_a_script(file: Path) -> None:
+    """Options that only the config knows are said to be from the config."""
+    flow = Workflow(read_yaml(file), [file])
+    for layout in flow.experiment.layouts:
+        assert flow.plan_script(layout).startswith("#!/usr/bin/env bash")
