@@ -34,6 +34,7 @@ from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import read_json, sha256_file, write_json
 from splitbench.measuring.run import CellFiles
+from splitbench.serving.stage import write_plan
 from splitbench.workflow import Workflow
 
 _LARGE_JSON = 4 << 20
@@ -148,8 +149,12 @@ def _raw(
     put(source.path(f"models/{old_flow.model_key}.json"), f"models/{old_flow.model_key}.json")
     for layout in staged.flow.experiment.layouts:
         # Made from the redacted config, so there is nothing left to take out.
-        plan = orjson.loads(staged.flow.plan_text(layout))
-        write_json(tree / staged.flow.path(f"plans/{layout}.json"), plan)
+        write_plan(
+            staged.flow.plan_text(layout),
+            staged.flow.plan_script(layout),
+            tree / staged.flow.path(f"plans/{layout}.json"),
+            tree / staged.flow.path(f"plans/{layout}.sh"),
+        )
     changed = set()
     for at, (old, new) in enumerate(zip(old_flow.cells.all, staged.flow.cells.all, strict=True)):
         if at % 16 == 0:

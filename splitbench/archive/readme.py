@@ -69,8 +69,8 @@ says which cells, plans, config lines, environment and raw files something rests
     cd FOLDER && snakemake --snakefile workflow/Snakefile --configfile experiment.yaml -n
 
 says that there is nothing to do; after an edit of one layout it plans the cells of that layout. Without splitbench:
-unzip, then `gunzip -r data/results`. `snakemake --touch` once, with the same options, lets snakemake notice edits of
-what has no digest in its path (SLO, figures, title).
+unzip, then `gunzip -r data/results`. `snakemake --touch --forceall` once, with the same options, lets snakemake notice
+edits of what has no digest in its path (SLO, figures, title).
 
 ## What was taken out
 

@@ -107,6 +107,9 @@ def _keys(flow: Workflow, index: dict[str, Any], say: Say) -> None:
         path = Path(flow.path(f"plans/{layout}.json"))
         if read_json(path) != json.loads(flow.plan_text(layout)):
             say(str(path), "is not the plan that the config gives")
+        script = path.with_suffix(".sh")
+        if script.read_text(encoding="utf-8") != flow.plan_script(layout):
+            say(str(script), "is not the script that the config gives")
 
 
 def _parts(flow: Workflow, scratch: Path, say: Say) -> int:

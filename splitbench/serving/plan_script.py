@@ -15,7 +15,8 @@ import yaml
 
 from splitbench.experiment.models import Experiment, PdLayout
 from splitbench.serving import meanings
-from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan, waves
+from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan
+from splitbench.serving.waves import waves
 
 _MARK = re.compile("|".join(r"\{" + name + r"\}" for name in PLACEHOLDERS))
 

@@ -16,7 +16,6 @@ from splitbench.files import write_text
 from splitbench.serving import gpu_memory, ports, proof, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
-from splitbench.serving.plan import waves
 from splitbench.serving.processes import (
     SESSION_VARIABLE,
     STATE_VARIABLE,
@@ -27,6 +26,7 @@ from splitbench.serving.processes import (
     end_processes,
     marked,
 )
+from splitbench.serving.waves import waves
 
 # Processes that have gone hold no port: one that is still in use is a stranger's, who may keep it for ever.
 PORTS_FREE_LIMIT_S = 3.0

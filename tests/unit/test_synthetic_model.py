@@ -14,6 +14,7 @@ from splitbench.errors import UserError
 from splitbench.files import sha256_file
 from splitbench.serving.synthetic_model import (
     SyntheticModel,
+    _texts,
     make_synthetic_model,
     read_weights,
     special_tokens,
@@ -170,3 +171,11 @@ def test_every_token_is_one_word_and_back(model: Path) -> None:
 def test_a_shape_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         SyntheticModel.model_validate({**SMALL.model_dump(), **wrong})
+
+
+def test_the_longest_prompt_has_no_more_characters_than_vllm_allows() -> None:
+    """vLLM 0.26 refuses a text longer than its limit of tokens times the longest token of the tokenizer."""
+    spec = SMALL.model_copy(update={"vocabulary": 1_000_000})
+    vocabulary = _texts(spec)["tokenizer.json"]["model"]["vocab"]
+    longest_word = max(len(word) for word in vocabulary if word.startswith("w"))
+    assert longest_word + len(" ") <= max(map(len, vocabulary))

@@ -34,7 +34,7 @@ def test_a_restored_archive_has_nothing_to_do_and_an_edited_layout_plans_its_cel
     back = restore(archive, tmp_path / "back")
     assert _planned(finished, back) == {}
     # Now snakemake also knows what each result was made with.
-    assert _run(finished, back, "--touch").returncode == 0
+    assert _run(finished, back, "--touch", "--forceall").returncode == 0
     assert _planned(finished, back) == {}
     config = yaml.safe_load((back / "experiment.yaml").read_text())
     edited = config | {

@@ -61,7 +61,7 @@ def test_plans_need_neither_engines_nor_devices(flow: Flow) -> None:
     done = flow.run("plans", config=config)
     assert done.returncode == 0, done.stdout + done.stderr
     plan = yaml.safe_load((flow.results / "plans" / "big.json").read_text(encoding="utf-8"))
-    assert plan["budget"] == {"kind": "gpus", "count": 8}
+    assert plan["budget"] == {"kind": "gpus", "count": 8, "share": None}
     assert not (flow.folder / "store").exists()
 
 

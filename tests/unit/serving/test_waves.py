@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitbench.serving.plan import waves
+from splitbench.serving.waves import waves
 
 
 @pytest.mark.parametrize(
