@@ -5,7 +5,7 @@
 
 Every call brings the working tree and the bundle's carries that are there to the work folder, appends phases to a
 queue, and watches for a while; a runner in an OS session of its own works through the queue, whether somebody watches
-or not. What there is by then is packed into $OUT. Standard library only; phases run with the bundle's interpreter.
+or not. What there is by then is packed into the folder of --out. Standard library only; phases run with the bundle's interpreter.
 
 A phase is NAME[:ARGUMENT ...][@SECONDS]; with `+` in front it runs only if the one before succeeded, with `-` only if
 that failed:
@@ -439,6 +439,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/work"), help="kept between calls")
     parser.add_argument("--bundle", type=Path, help="folder with carries; one or all of them")
     parser.add_argument("--stack", default="h200", help="name of the environment that the bundle becomes")
+    parser.add_argument(
+        "--out", type=Path, help="folder for what is to be brought back, in archives of 15 MiB"
+    )
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to watch")
     parser.add_argument("--tail", type=int, default=15, help="lines of the newest logs to show at the end")
     parser.add_argument(
@@ -466,8 +469,8 @@ def main() -> None:
         visit.start_runner()
     visit.watch(options.wait)
     visit.tails(options.tail)
-    if "OUT" in os.environ:
-        visit.pack(Path(os.environ["OUT"]))
+    if options.out is not None:
+        visit.pack(options.out)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ def visit() -> ModuleType:
 
 
 def call(work: Path, *arguments: str, out: Path | None = None) -> str:
-    environment = os.environ | ({"OUT": str(out)} if out is not None else {})
     shown = subprocess.run(
         [
             sys.executable,
@@ -38,11 +37,11 @@ def call(work: Path, *arguments: str, out: Path | None = None) -> str:
             work,
             "--workflow-python",
             sys.executable,
+            *(("--out", str(out)) if out is not None else ()),
             *arguments,
         ],
         capture_output=True,
         text=True,
-        env=environment,
         timeout=120,
     )
     assert shown.returncode == 0, shown.stderr
