@@ -5,7 +5,8 @@
 
 Every call brings the working tree and the bundle's carries that are there to the work folder, appends phases to a
 queue, and watches for a while; a runner in an OS session of its own works through the queue, whether somebody watches
-or not. What there is by then is packed into the folder of --out. Standard library only; phases run with the bundle's interpreter.
+or not. What there is by then is packed into the folder of --out. Standard library only; phases run with the bundle's
+interpreter.
 
 A phase is NAME[:ARGUMENT ...][@SECONDS]; with `+` in front it runs only if the one before succeeded, with `-` only if
 that failed:
