@@ -25,6 +25,7 @@ class EngineNeed:
         devices: GPU indices or cores.
         env: variables that it is started with.
         lmcache: whether LMCache runs inside it.
+        moves_packed_kv: whether that LMCache is mended to move rows of keys and values side by side.
         host_bytes: host memory that its ranks set aside at the start, all together.
     """
 
@@ -33,6 +34,7 @@ class EngineNeed:
     devices: tuple[int, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     lmcache: bool = False
+    moves_packed_kv: bool = False
     host_bytes: int = 0
 
 
@@ -122,5 +124,6 @@ def _engine(layout: str, engine: EnginePlan, plan: Plan) -> EngineNeed:
         devices=engine.devices,
         env=engine.env,
         lmcache=text is not None,
+        moves_packed_kv=text is not None and any("packed-kv" in argument for argument in engine.argv),
         host_bytes=int(host_bytes * ranks),
     )

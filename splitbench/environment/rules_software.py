@@ -140,6 +140,19 @@ def lmcache_runner(facts: Facts, needs: Needs) -> Found:
         )
 
 
+def lmcache_packed_kv(facts: Facts, needs: Needs) -> Found:
+    """From 0.26 on vLLM keeps keys and values side by side; LMCache's in-process path moves half of such a row."""
+    lmcache, vllm = facts.package("lmcache"), facts.vllm
+    if needs.kind != "gpus" or not lmcache or not vllm or not versions.at_least(vllm, "0.26"):
+        return
+    broken = [engine.name for engine in needs.engines if engine.lmcache and not engine.moves_packed_kv]
+    if broken and versions.within(lmcache, "<=0.5.4"):
+        yield (
+            f"LMCache {lmcache} under vLLM {vllm} moves wrong KV cache in {', '.join(broken[:3])}, and says nothing",
+            "set lmcache_repairs: [packed-kv] in the layout, or use vLLM below 0.26 or connector lmcache-mp",
+        )
+
+
 def lmcache_missing(facts: Facts, needs: Needs) -> Found:
     """A layout's connector is not installed."""
     if not facts.software.get("packages"):
@@ -286,6 +299,7 @@ RULES: tuple[Rule, ...] = (
     Rule("torch-abi", "error", "https://github.com/LMCache/LMCache/issues/1712", torch_abi),
     Rule("lmcache-vllm", "error", _LMCACHE_TABLE, lmcache_matrix),
     Rule("lmcache-runner", "error", "https://github.com/LMCache/LMCache/pull/3502", lmcache_runner),
+    Rule("lmcache-packed-kv", "error", "https://github.com/LMCache/LMCache/issues/4463", lmcache_packed_kv),
     Rule("lmcache-python", "error", "https://github.com/LMCache/LMCache/issues/2511", lmcache_python),
     Rule(
         "connector-missing",

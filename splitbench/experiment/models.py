@@ -228,8 +228,8 @@ class Telemetry(Section):
     interval_s: PositiveFloat = Field(1.0, description="between samples of processes, processors and GPUs")
     metrics_interval_s: NonNegativeFloat | None = Field(
         None,
-        description="between samples of the engines' /metrics, 0: only before and after; default: interval_s where "
-        "engines run on GPUs, 0 on cores, where rendering that page holds up the tokens of all",
+        description="between samples of the engines' gauges, 0: only before and after; default: 5 where engines "
+        "run on GPUs, 0 on cores, since asking holds up the tokens of all",
     )
 
 
@@ -385,10 +385,11 @@ class PdLayout(EngineDefaults):
     lmcache_options: dict[str, ArgValue] = Field(
         default_factory=dict, description="further keys of LMCache's own config file"
     )
-    lmcache_saves: Literal["as-is", "waited"] = Field(
-        "as-is",
-        description="'waited': a prefill engine waits until KV is in the transfer buffer; LMCache itself does not when "
-        "that is on the GPU, which goes wrong where GPUs are shared",
+    lmcache_repairs: list[Literal["packed-kv", "waited-saves"]] = Field(
+        default_factory=list,
+        description="faults of LMCache's in-process connector to mend: 'packed-kv' moves whole rows under vLLM 0.26 "
+        "and later, where LMCache up to 0.5.4 loses half of them; 'waited-saves' waits until KV is in a transfer "
+        "buffer on the GPU, which LMCache does not and which goes wrong where GPUs are shared",
     )
     router: Router = Field("builtin", description=ROUTER)
     trace: bool = Field(False, description=TRACE)
@@ -403,9 +404,9 @@ class PdLayout(EngineDefaults):
             raise ValueError("only the built-in proxy writes a trace; use router builtin")
         if self.connector == "lmcache":
             self._ranks_pair_up()
-        elif self.lmcache_options or self.lmcache_saves != "as-is":
+        elif self.lmcache_options or self.lmcache_repairs:
             raise ValueError(
-                f"connector '{self.connector}' has no 'lmcache_options', 'lmcache_saves'; remove them"
+                f"connector '{self.connector}' has no 'lmcache_options', 'lmcache_repairs'; remove them"
             )
         return self
 

@@ -26,6 +26,10 @@ from splitbench.measuring.smoke import smoke
 from splitbench.measuring.telemetry import Sampler, members, to_json
 from splitbench.serving.session import Session
 
+GAUGES_EVERY_S = 5.0
+"""On GPUs. The whole page once a second was seen to merge tokens into chunks of two: an engine renders it in the loop
+that sends tokens, and that takes longer than a token."""
+
 
 @dataclass(frozen=True)
 class Watching:
@@ -93,7 +97,7 @@ class Around:
         settings = watching.telemetry
         every_s = settings.metrics_interval_s
         if every_s is None:
-            every_s = settings.interval_s if on_gpus else 0.0
+            every_s = GAUGES_EVERY_S if on_gpus else 0.0
         roots = {source_of(engine): engine.pid for engine in session.engines}
         if session.proxy is not None:
             roots["proxy"] = session.proxy.pid

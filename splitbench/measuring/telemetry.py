@@ -18,11 +18,11 @@ from typing import Any
 
 from splitbench.measuring.evidence import Series
 from splitbench.measuring.gpus import Gpus
+from splitbench.measuring.scrape import GAUGES
 from splitbench.serving.processes import Stat, all_processes, descendants
 
 FAMILY_REFRESH_S = 10.0
 """Engines have their processes before they are ready; a new one is found at the latest after this."""
-GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "splitbench_proxy_in_flight")
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -185,9 +185,10 @@ def gauges(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """The few gauges that are kept over time, summed over labels."""
     sums: dict[str, float] = {}
     for series, value in metrics.items():
-        name = series.partition("{")[0].removeprefix("vllm:")
+        name = series.partition("{")[0]
         if name in GAUGES:
-            sums[name] = sums.get(name, 0.0) + value
+            short = name.removeprefix("vllm:")
+            sums[short] = sums.get(short, 0.0) + value
     return list(sums.items())
 
 

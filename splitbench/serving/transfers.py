@@ -22,8 +22,8 @@ CALM_NIXL = {
     "kv_connector": "NixlConnector",
     "kv_connector_module_path": "splitbench.serving.calm_nixl",
 }
-# Loaded by prefill engines whose saves are to be waited for.
-WAITED_LMCACHE = {"kv_connector_module_path": "splitbench.serving.waited_lmcache"}
+# Loaded by engines whose LMCache connector is to be mended.
+REPAIRED_LMCACHE = {"kv_connector_module_path": "splitbench.serving.repaired_lmcache"}
 
 # One line per connection about the transports that it takes: the only proof of how KV moved.
 UCX_SAYS = {"UCX_LOG_LEVEL": "info"}
@@ -95,21 +95,23 @@ def lmcache(
     extra: dict[str, Any] = {"discard_partial_chunks": False, "lmcache_rpc_port": name}
     if not sends:
         extra["skip_last_n_tokens"] = 1
-    waited = WAITED_LMCACHE if sends and layout.lmcache_saves == "waited" else {}
+    repairs = [name for name in layout.lmcache_repairs if sends or name != "waited-saves"]
+    if repairs:
+        extra["splitbench.repairs"] = repairs
     return Transfer(
         config={
             "kv_connector": "LMCacheConnectorV1",
             "kv_role": "kv_producer" if sends else "kv_consumer",
             "kv_connector_extra_config": extra | layout.connector_options,
         }
-        | waited,
+        | (REPAIRED_LMCACHE if repairs else {}),
         env={
             "LMCACHE_CONFIG_FILE": "{session}/" + f"{name}.lmcache.yaml",
             "LMCACHE_TRACK_USAGE": "false",
             "PYTHONHASHSEED": "0",  # both sides must name chunks alike
             **UCX_SAYS,
         }
-        | ({"PYTHONPATH": "{repository}"} if waited else {}),
+        | ({"PYTHONPATH": "{repository}"} if repairs else {}),
         ports=tuple(ports),
         file=yaml.safe_dump(content | layout.lmcache_options, sort_keys=True),
     )

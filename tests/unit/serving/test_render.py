@@ -251,18 +251,21 @@ def test_further_options_reach_the_connector_and_lmcache() -> None:
         plan(nixl | {"lmcache_options": {"chunk_size": 1}})
 
 
-def test_waited_saves_are_the_prefill_engines_own_connector() -> None:
+def test_a_mended_lmcache_is_the_engines_own_connector() -> None:
     layout = {
         "kind": "pd",
         "connector": "lmcache",
         "prefill": TIMES,
         "decode": TIMES,
-        "lmcache_saves": "waited",
+        "lmcache_repairs": ["waited-saves"],
     }
     prefill, decode = plan(layout).engines
-    assert transfer(prefill)["kv_connector_module_path"] == "splitbench.serving.waited_lmcache"
+    assert transfer(prefill)["kv_connector_module_path"] == "splitbench.serving.repaired_lmcache"
     assert transfer(prefill)["kv_connector"] == "LMCacheConnectorV1"
     assert prefill.env["PYTHONPATH"] == "{repository}"
+    # Only who saves can wait for it; rows are moved by both.
     assert "kv_connector_module_path" not in transfer(decode)
-    with pytest.raises(UserError, match="'lmcache_saves'"):
+    for engine in plan(layout | {"lmcache_repairs": ["packed-kv", "waited-saves"]}).engines:
+        assert "packed-kv" in transfer(engine)["kv_connector_extra_config"]["splitbench.repairs"]
+    with pytest.raises(UserError, match="'lmcache_repairs'"):
         plan(layout | {"connector": "nixl"})
