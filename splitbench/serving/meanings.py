@@ -118,6 +118,7 @@ KV_TRANSFER: Mapping[str, str] = {
     "kv_buffer_device": "where transfer buffers are",
     "kv_connector_extra_config": "settings of the connector's own",
     "discard_partial_chunks": "false: the last, unfinished chunk moves too",
+    "splitbench.repairs": "faults of LMCache's connector that ours mends, see splitbench/serving/repaired_lmcache.py",
     "lmcache_rpc_port": "a name of its own for each engine's internal socket",
     "skip_last_n_tokens": "the decoder computes the last prompt token itself, which gives it the next one",
     "lmcache.mp.host": "where LMCache's server is",

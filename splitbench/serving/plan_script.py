@@ -243,7 +243,7 @@ def _run(plan: Plan) -> Iterator[str]:
             yield f"healthy {url} {service.startup_limit_s:g}"
         if service.ready_file is not None:
             yield f"until [ -e {quoted(service.ready_file)} ]; do sleep 0.1; done"
-    groups = waves([engine.devices for engine in plan.engines])
+    groups = waves([(engine.devices, engine.argv) for engine in plan.engines])
     if len(groups) > 1:
         yield "# Engines on one GPU start one after the other: each measures the memory that is free."
     for group in groups:

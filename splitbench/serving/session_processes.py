@@ -130,7 +130,7 @@ class SessionProcesses:
         engines: list[Child] = []
         # The client starts with the first engines, whose start takes longer.
         client: Child | None = None
-        for wave in waves([engine["devices"] for engine in self.plan["engines"]]):
+        for wave in waves([(engine["devices"], engine["argv"]) for engine in self.plan["engines"]]):
             parts = [self.plan["engines"][index] for index in wave]
             started = [self.start(part["name"], "engine", part) for part in parts]
             waits = [self.engine_ready(child) for child in started]
