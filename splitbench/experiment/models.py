@@ -619,6 +619,11 @@ class Thresholds(Section):
         50.0,
         description="the same, beyond which a layout is not measured: rounding differs late, lost KV at once",
     )
+    same_answers_shared_tops_percent: PositiveFloat = Field(
+        40.0,
+        description="of the 20 likeliest first tokens that must be an engine's own where answers differ; rounding "
+        "leaves 50 to 90, another first token of the prompt 5 to 30",
+    )
 
 
 class FigureSettings(Section):

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from splitbench.errors import UserError
@@ -16,6 +17,8 @@ from splitbench.serving.session import Server, Session
 
 LIMIT_S = 10.0
 ANSWER_LIMIT_S = 120.0
+TOPS = 20
+"""As many as vLLM gives without being told to give more."""
 _KEPT = ("vllm:", "splitbench_proxy")
 GAUGES = (
     "vllm:num_requests_running",
@@ -113,12 +116,35 @@ def reset_prefix_caches(session: Session) -> None:
             raise UserError(f"{engine.name} does not answer: {error}", where=str(engine.log)) from None
 
 
-def answer(url: str, model: str, prompt: Sequence[int], tokens: int) -> str:
+@dataclass(frozen=True)
+class Answer:
+    """A greedy answer; `tops` are the likeliest tokens in place of its first one, None where the server won't say."""
+
+    text: str
+    tops: frozenset[str] | None = None
+
+
+def answer(url: str, model: str, prompt: Sequence[int], tokens: int) -> Answer:
     """The greedy answer to a prompt of token ids.
 
     Raises:
         OSError: there is none.
     """
+    more = {"logprobs": TOPS, "return_tokens_as_token_ids": True}
+    try:
+        choice = _choice(url, model, prompt, tokens, more)
+    except urllib.error.HTTPError as error:
+        if error.code != 400:
+            raise
+        # Sewn from two engines' tokens, an answer has no probabilities.
+        choice = _choice(url, model, prompt, tokens, {})
+    listed = ((choice.get("logprobs") or {}).get("top_logprobs") or [None])[0]
+    return Answer(str(choice["text"]), frozenset(listed) if listed else None)
+
+
+def _choice(
+    url: str, model: str, prompt: Sequence[int], tokens: int, more: Mapping[str, Any]
+) -> dict[str, Any]:
     body = {
         "model": model,
         "prompt": list(prompt),
@@ -126,6 +152,7 @@ def answer(url: str, model: str, prompt: Sequence[int], tokens: int) -> str:
         "temperature": 0,
         "ignore_eos": True,
         "stream": False,
-    }
+    } | dict(more)
     reply = json.loads(http(f"{url}/v1/completions", method="POST", body=body, limit_s=ANSWER_LIMIT_S))
-    return str(reply["choices"][0]["text"])
+    choice: dict[str, Any] = reply["choices"][0]
+    return choice

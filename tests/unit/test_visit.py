@@ -147,4 +147,4 @@ def test_cells_and_targets_of_an_experiment() -> None:
     some = shown("cells", "pd-lmcache:8k-256:16,32")
     assert [path.split("/")[-3] for path in some] == ["c32", "c16"]
     assert all(path.startswith("results/h200-single/cells/pd-lmcache-") for path in some)
-    assert len(shown("environment")) == 6
+    assert len(shown("environment")) == 7

@@ -15,14 +15,30 @@ from splitbench.experiment.models import Thresholds
 from splitbench.measuring import around
 from splitbench.measuring.around import SessionNotes, Watching
 from splitbench.measuring.evidence import Check
+from splitbench.measuring.scrape import Answer
 from splitbench.measuring.smoke import TOKEN_IDS, agreement, judge_answers, prompts
 
 ALONE = ["abcdefgh", "ijklmnop", "qrstuvwx"]
 OTHER = ["zbcdefgh", "zjklmnop", "zrstuvwx"]
 
 
-def judged(together: list[str], again: list[str] = ALONE, changed: list[str] = OTHER) -> Check:
-    return judge_answers(ALONE, again, changed, together, Thresholds())
+def answers(texts: list[str], tops: int | None = None) -> list[Answer]:
+    """Answers whose 20 likeliest first tokens have `tops` in common with those of an engine alone."""
+    names = None if tops is None else frozenset(f"token_id:{n}" for n in range(20 - tops, 40 - tops))
+    return [Answer(text, names) for text in texts]
+
+
+def judged(
+    together: list[str],
+    again: list[str] = ALONE,
+    changed: list[str] = OTHER,
+    tops: tuple[int | None, int | None] = (None, None),
+) -> Check:
+    """tops: of the layout and of the changed prompts."""
+    alone = answers(ALONE, None if tops == (None, None) else 20)
+    return judge_answers(
+        alone, answers(again), answers(changed, tops[1]), answers(together, tops[0]), Thresholds()
+    )
 
 
 def test_agreement_counts_from_the_start() -> None:
@@ -48,6 +64,27 @@ def test_answers_of_the_layout_are_the_engines_own(together: list[str], verdict:
 def test_an_engine_that_differs_from_itself_is_the_measure() -> None:
     shaky = ["aXXXXXXX", "iXXXXXXX", "qXXXXXXX"]
     assert judged(["aYYYYYYY", "iYYYYYYY", "qYYYYYYY"], again=shaky).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("tops", "verdict"),
+    [
+        ((13, 3), "warn"),  # as rounding leaves them
+        ((3, 3), "invalid"),  # as far off as with another prompt
+        ((0, 3), "invalid"),
+        ((13, 12), "invalid"),  # tops that don't depend on the prompt acquit nobody
+        ((None, 3), "invalid"),
+    ],
+)
+def test_likeliest_tokens_tell_rounding_from_lost_kv(tops: tuple[int | None, int], verdict: str) -> None:
+    found = judged(OTHER, tops=tops)
+    assert found.verdict == verdict
+    assert ("rounding" in found.reason) == (verdict == "warn")
+    assert judged(ALONE, tops=tops).verdict == "ok"
+
+
+def test_likeliest_tokens_condemn_where_texts_alone_would_warn() -> None:
+    assert judged(["abXXXXXX", *ALONE[1:]], tops=(2, 3)).verdict == "invalid"
 
 
 def test_a_model_that_does_not_look_at_its_prompt_proves_nothing() -> None:
