@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import splitbench
+from splitbench.console import QUIET as QUIET
+from splitbench.console import say as say
 from splitbench.environment.expectations import read_stack_file
 from splitbench.environment.needs import READ_BY_RULES, needs_of
 from splitbench.errors import UserError
@@ -31,8 +33,6 @@ from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
-# Set to anything: no lines of progress, from the command line or from rules.
-QUIET = "SPLITBENCH_QUIET"
 REPOSITORY = Path(splitbench.__file__).resolve().parent.parent
 
 
@@ -210,14 +210,6 @@ def _from_repository(path: str) -> str:
 def store() -> Path:
     """Folder for environments and models that are made from locks and specs; `SPLITBENCH_STORE` moves it."""
     return Path(os.environ.get("SPLITBENCH_STORE", ".splitbench")).resolve()
-
-
-def say(line: str) -> None:
-    """One line for a person who watches; with `SPLITBENCH_QUIET` set only errors are."""
-    if os.environ.get(QUIET) and not line.startswith("error: "):
-        return
-    sys.stderr.write(f"splitbench: {line}\n")
-    sys.stderr.flush()
 
 
 @contextmanager
