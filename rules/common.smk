@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
-from splitbench.measuring.stage import outlook, set_aside_if_invalid
+from splitbench.measuring.stage import last_word, outlook, set_aside_if_invalid
 from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
@@ -106,6 +106,8 @@ onstart:
 
 onsuccess:
     stop(owner=Owner.from_env(os.environ), progress=say)
+    if (line := last_word(flow)) is not None:
+        say(line)
 
 
 onerror:

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from splitbench.cli import EXIT_CODES, build_parser, schema_text
+from splitbench.cli import EXIT_CODES, build_parser
+from splitbench.experiment.cli_config import schema_text
 from splitbench.experiment.explain import Key, all_keys
 from splitbench.files import write_text
 from splitbench.measuring import checks, signatures

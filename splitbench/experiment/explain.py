@@ -250,6 +250,11 @@ def children(key: Key) -> list[Key]:
     ]
 
 
+def top_keys() -> list[Key]:
+    """The sections, and what stands beside them."""
+    return [key for key in all_keys() if "." not in key.path]
+
+
 def explain(asked: str | None) -> str:
     """Text about a key, or about the top of an experiment.
 
@@ -257,8 +262,7 @@ def explain(asked: str | None) -> str:
         UserError: there is no such key.
     """
     if not asked:
-        top = [key for key in all_keys() if "." not in key.path]
-        return "An experiment has these keys; name one to read more.\n\n" + _listing(top)
+        return "An experiment has these keys; name one to read more.\n\n" + _listing(top_keys())
     return "\n".join(_one(key) for key in find_keys(asked))
 
 

@@ -104,7 +104,7 @@ class CellView:
 
 
 def read_live(log: Path | None, of: int) -> Live:
-    """What the client with this log says of itself; nothing in its first second, or of a version that can't be watched."""
+    """What the client with this log says of itself; nothing in its first second, or of a strange version."""
     try:
         found = json.loads(live_file(log).read_text(encoding="utf-8")) if log is not None else {}
     except (OSError, ValueError):

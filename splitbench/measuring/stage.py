@@ -212,6 +212,14 @@ def outlook(flow: Workflow) -> str | None:
     return line
 
 
+def last_word(flow: Workflow) -> str | None:
+    """Where to look now, for the end of a run that made the report; None for one that did not."""
+    report = Path(flow.path("report.html"))
+    if not report.exists() or report.stat().st_mtime < psutil.Process().create_time():
+        return None
+    return f"done; open {report}"
+
+
 def measured_before(flow: Workflow) -> tuple[dict[Load, float], set[str]]:
     """Seconds of every cell that the results hold, of earlier versions of the config too, and their stacks."""
     done: dict[Load, float] = {}
