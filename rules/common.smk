@@ -67,6 +67,14 @@ def cell_files():
     return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}")]
 
 
+def first_cell_files():
+    return [
+        flow.path(f"{folder}/{cell}/{name}.json")
+        for cell in flow.first_cells
+        for folder, name in (("cells", "record"), ("parts", "checks"))
+    ]
+
+
 def floor_files(wildcards):
     # There only after `splitbench selftest-client`; cells are judged again then.
     return [flow.floor_path] if Path(flow.floor_path).exists() else []

@@ -144,6 +144,17 @@ class Workflow:
         return script_of_plan(self.experiment, self.cells.plans[layout], places)
 
     @property
+    def first_cells(self) -> list[str]:
+        """Of every layout the cell with the least to do: does it come up, and is it sound?"""
+        least: dict[str, tuple[int, int, str]] = {}
+        for cell in self.cells.all:
+            tokens = cell.prompts * (int(cell.load["input_tokens"]) + int(cell.load["output_tokens"]))
+            work = (tokens, cell.concurrency, cell.cell_id)
+            if cell.restart == cell.repeat == 0:
+                least[cell.layout] = min(least.get(cell.layout, work), work)
+        return [cell_id for *_, cell_id in least.values()]
+
+    @property
     def figure_names(self) -> list[str]:
         """Names of all figures, `<figure>-<workload>`."""
         return [

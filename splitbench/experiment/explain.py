@@ -218,11 +218,14 @@ def _range(field: Schema) -> str:
 def find_keys(asked: str) -> list[Key]:
     """The keys that a person means: `layouts.agg-tp4.gpus`, `layouts.NAME.gpus` and `node.base_port` all work.
 
+    Of a name that the person gave (`layouts.agg-tp4`), the keys that may stand below it.
+
     Raises:
         UserError: there is no such key.
     """
     parts = re.sub(r"\[\w*\]", "", asked).strip(".").split(".")
     found = [key for key in all_keys() if _matches(key, parts)]
+    found = found or [key for key in all_keys() if _matches(key, [*parts, key.path.rpartition(".")[2]])]
     if found:
         return found
     known = list(dict.fromkeys(key.path for key in all_keys()))
@@ -263,7 +266,10 @@ def explain(asked: str | None) -> str:
     """
     if not asked:
         return "An experiment has these keys; name one to read more.\n\n" + _listing(top_keys())
-    return "\n".join(_one(key) for key in find_keys(asked))
+    found = find_keys(asked)
+    if found[0].path.count(".") > re.sub(r"\[\w*\]", "", asked).strip(".").count("."):
+        return f"{asked} is a name that you give; below it may stand\n\n{_listing(found)}"
+    return "\n".join(_one(key) for key in found)
 
 
 def _one(key: Key) -> str:

@@ -108,8 +108,22 @@ def test_no_page_says_a_thing_twice() -> None:
 def test_every_statistic_has_its_formula_and_source() -> None:
     text = (REPOSITORY / "docs" / "method-statistics.md").read_text(encoding="utf-8")
     section = text.partition("## Formulas\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in re.split(r" \| ", row.strip("| "))] for row in section.splitlines() if "|" in row]
+    rows = [
+        [cell.strip() for cell in re.split(r" \| ", row.strip("| "))]
+        for row in section.splitlines()
+        if "|" in row
+    ]
     assert all(len(row) == 3 and all(row) for row in rows if not row[0].startswith("-"))
     named = " ".join(row[0] for row in rows)
-    for word in ("quantile", "interval", "difference", "attainment", "goodput", "cost", "variance", "steps", "needs"):
+    for word in (
+        "quantile",
+        "interval",
+        "difference",
+        "attainment",
+        "goodput",
+        "cost",
+        "variance",
+        "steps",
+        "needs",
+    ):
         assert word in named, word
