@@ -196,6 +196,41 @@ def _choices(command: str, option: str) -> tuple[str, ...]:
     return tuple(found.choices or ())
 
 
+# Of vLLM, git, hub clients and container engines; everything else that a page names must be ours or snakemake's.
+FOREIGN = {
+    *("--ignore-eos", "--api-key", "--no-async-scheduling", "--enforce-eager", "--max-model-len"),
+    *("--exclude", "--shm-size", "--ulimit", "--strict", "--save-detailed"),
+}
+
+
+def test_every_option_and_variable_that_a_page_names_exists() -> None:
+    from snakemake.cli import get_argument_parser
+
+    known = {
+        option
+        for parser in _parsers(build_parser())
+        for each in parser._actions
+        for option in each.option_strings
+    }
+    known |= {option for each in get_argument_parser()._actions for option in each.option_strings}
+    source = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "splitbench").rglob("*.py"))
+    for page in pages():
+        if "benchmarks" in page.parts:
+            continue
+        text = page.read_text(encoding="utf-8")
+        for option in re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", text):
+            assert option in known | FOREIGN or f'"{option}"' in source, f"{page}: {option}"
+        for variable in re.findall(r"SPLITBENCH_[A-Z_]+", text):
+            assert variable in source, f"{page}: {variable}"
+    public = set(re.findall(r'"(SPLITBENCH_[A-Z]+)"', source)) - INTERNAL
+    shown = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [variable for variable in sorted(public) if f"`{variable}`" not in shown] == []
+
+
+# Set by the workflow for its own processes, or read by its tests.
+INTERNAL = {"SPLITBENCH_OWNER", "SPLITBENCH_SESSION"}
+
+
 def test_every_fence_says_its_language() -> None:
     for page in [
         *(REPOSITORY / "docs").glob("*.md"),
