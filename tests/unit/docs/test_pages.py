@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,11 +60,19 @@ def test_files_that_pages_name_are_there() -> None:
                 assert (REPOSITORY / name).exists(), f"{page}: {name}"
 
 
+def _pages_of(entries: list[Any] | str) -> Iterator[str]:
+    """Pages of a navigation: names, names with a title, or sections of such."""
+    if isinstance(entries, str):
+        yield entries
+        return
+    for entry in entries:
+        for each in [entry] if isinstance(entry, str) else entry.values():
+            yield from _pages_of(each)
+
+
 def test_every_page_has_its_place_in_the_navigation() -> None:
     settings = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
-    listed: list[str] = []
-    for entry in settings["nav"]:
-        listed += [entry] if isinstance(entry, str) else [name for names in entry.values() for name in names]
+    listed = list(_pages_of(settings["nav"]))
     assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "docs").glob("*.md"))
 
 
