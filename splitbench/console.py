@@ -43,7 +43,7 @@ def move(line: str) -> None:
     with _lock:
         _erase()
         # One that wraps could not be taken away again.
-        _moving = f"splitbench: {line}"[: _columns() - 1] if line else ""
+        _moving = line[: _columns() - 1]
         sys.stderr.write(_moving)
         sys.stderr.flush()
 

@@ -64,10 +64,13 @@ class CellView:
         record = now_s - self._recorded_s >= RECORD_S
         if not show and not record:
             return
-        line, live = self.line(now_s)
+        line, short, live = self.line(now_s)
         if show:
             self._shown_s = now_s
-            (console.move if console.moves() else console.say)(line)
+            if console.moves():
+                console.move(short)
+            else:
+                console.say(line)
         if record:
             self._recorded_s = now_s
             record_of_cell = {"process": str(ProcessId.current()), "line": line, **live}
@@ -76,34 +79,37 @@ class CellView:
             aside.write_text(json.dumps(record_of_cell), encoding="utf-8")
             aside.replace(self._record)
 
-    def line(self, now_s: float) -> tuple[str, dict[str, Any]]:
-        """The line at a moment (monotonic, s), and the same as data."""
-        live = read_live(self._log, self._of)
+    def line(self, now_s: float) -> tuple[str, str, dict[str, Any]]:
+        """The line at a moment (monotonic, s), the one for terminals, and the same as data."""
+        live = read_live(self._log, self._of, self._what)
         spent_s = now_s - self._began_s
         whole_s = None
         if live.done and not self._what:
             whole_s = self._phase_s - self._began_s + (now_s - self._phase_s) * live.of / live.done
-        line = self._standing.line(spent_s, live, whole_s)
-        if self._what:
-            line = line.replace(" | ", f" | {self._what}: ", 1)
         standing = self._standing
-        return line, {
-            "cell": standing.position,
-            "cells": standing.total,
-            "layout": standing.load.layout,
-            "workload": standing.load.workload,
-            "concurrency": standing.load.concurrency,
-            "phase": self._what or "measuring",
-            "requests": live.of,
-            "done": live.done,
-            "failed": live.failed,
-            "ttft_ms": live.ttft_ms,
-            "itl_ms": live.itl_ms,
-            "left_s": None if (left_s := standing.left_s(spent_s, whole_s)) is None else round(left_s),
-        }
+        line = standing.line(spent_s, live, whole_s)
+        short = standing.short_line(spent_s, live, whole_s)
+        return (
+            line,
+            short,
+            {
+                "cell": standing.position,
+                "cells": standing.total,
+                "layout": standing.load.layout,
+                "workload": standing.load.workload,
+                "concurrency": standing.load.concurrency,
+                "phase": self._what or "measuring",
+                "requests": live.of,
+                "done": live.done,
+                "failed": live.failed,
+                "ttft_ms": live.ttft_ms,
+                "itl_ms": live.itl_ms,
+                "left_s": None if (left_s := standing.left_s(spent_s, whole_s)) is None else round(left_s),
+            },
+        )
 
 
-def read_live(log: Path | None, of: int) -> Live:
+def read_live(log: Path | None, of: int, phase: str = "") -> Live:
     """What the client with this log says of itself; nothing in its first second, or of a strange version."""
     try:
         found = json.loads(live_file(log).read_text(encoding="utf-8")) if log is not None else {}
@@ -112,6 +118,7 @@ def read_live(log: Path | None, of: int) -> Live:
     return Live(
         done=int(found.get("done", 0)),
         of=of,
+        phase=phase,
         failed=int(found.get("failed", 0)),
         ttft_ms=found.get("ttft_ms"),
         itl_ms=found.get("itl_ms"),

@@ -59,19 +59,22 @@ class Live:
     Attributes:
         done, failed: requests that have ended, and those of them with an error.
         of: requests of this phase.
+        phase: `warm-up`; empty while it is measured.
         ttft_ms, itl_ms: medians over the requests in flight lately; None before the first token. For a person who
             waits: no check has seen them.
     """
 
     done: int
     of: int
+    phase: str = ""
     failed: int = 0
     ttft_ms: float | None = None
     itl_ms: float | None = None
 
-    def text(self) -> str:
-        """`12/44 requests, TTFT 523 ms, ITL 23 ms`."""
-        parts = [f"{self.done}/{self.of} requests"]
+    def text(self, *, short: bool = False) -> str:
+        """`12/44 requests, TTFT 523 ms, ITL 23 ms`; short: without the word."""
+        phase = f"{self.phase}: " if self.phase else ""
+        parts = [f"{phase}{self.done}/{self.of}" + ("" if short else " requests")]
         if self.failed:
             parts.append(f"{self.failed} FAILED")
         for name, value in (("TTFT", self.ttft_ms), ("ITL", self.itl_ms)):
@@ -103,12 +106,11 @@ class Standing:
 
     @property
     def name(self) -> str:
-        """`cell 3/16: agg long c=4`."""
+        """`agg long c=4`."""
         load = self.load
-        words = " ".join(
+        return " ".join(
             part for part in (load.layout, load.workload, f"c={load.concurrency}", self.repeat) if part
         )
-        return f"cell {self.position}/{self.total}: {words}"
 
     def left_s(self, spent_s: float = 0.0, whole_s: float | None = None) -> float | None:
         """Seconds until all cells are expected to be measured; None when nothing tells.
@@ -125,6 +127,13 @@ class Standing:
         """The line a person follows: at the cell's start, and while it runs."""
         left_s = self.left_s(spent_s, whole_s)
         left = "time left not known yet" if left_s is None else f"about {clock(left_s)} left"
+        name = f"cell {self.position}/{self.total}: {self.name}"
         if live is None:
-            return f"{self.name}, {self.load.requests} requests | {clock(self.elapsed_s)} gone, {left}"
-        return f"{self.name} | {live.text()} | {clock(self.elapsed_s + spent_s)} gone, {left}"
+            return f"{name}, {self.load.requests} requests | {clock(self.elapsed_s)} gone, {left}"
+        return f"{name} | {live.text()} | {clock(self.elapsed_s + spent_s)} gone, {left}"
+
+    def short_line(self, spent_s: float, live: Live, whole_s: float | None = None) -> str:
+        """The same for a terminal of 80 columns: `3/16, 2:05 left | agg long c=4 | 12/40, TTFT 523 ms, ITL 23 ms`."""
+        left_s = self.left_s(spent_s, whole_s)
+        left = "? left" if left_s is None else f"{clock(left_s)} left"
+        return f"{self.position}/{self.total}, {left} | {self.name} | {live.text(short=True)}"

@@ -54,6 +54,9 @@ def test_while_it_runs_the_line_has_the_latest_latencies_and_counts_down() -> No
     assert line == (
         "cell 3/16: agg long c=4 | 12/40 requests, TTFT 523 ms, ITL 4.3 ms | 1:48 gone, about 2:05 left"
     )
+    short = now.short_line(25.0, live)
+    assert short == "3/16, 2:05 left | agg long c=4 | 12/40, TTFT 523 ms, ITL 4.3 ms"
+    assert standing().short_line(1.0, live).startswith("3/16, ? left | ")
     assert "2 FAILED" in now.line(1.0, Live(done=3, of=40, failed=2))
     assert "TTFT" not in now.line(1.0, Live(done=0, of=40))
 
