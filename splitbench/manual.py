@@ -30,9 +30,9 @@ _ABOUT_KEYS = """\
 `config/schema.json`. `NAME` is a name that you give, `[]` an item of a list. A key without a default must be given.
 What a change runs again holds for `snakemake` with this repository's profile.""".splitlines()
 _ABOUT_OUTPUT = """\
-`snakemake` runs experiments; `splitbench` is for what a person does beside it. What is asked for goes to standard output,
-progress and errors to standard error. There are no colours. One line moves while a cell is measured, on a terminal only;
-elsewhere it is a plain line a minute.""".splitlines()
+`snakemake` runs experiments; `splitbench` is for what a person does beside it. What is asked for goes to standard
+output, progress and errors to standard error. There are no colours. One line moves while a cell is measured, on a
+terminal only; elsewhere it is a plain line a minute.""".splitlines()
 _ABOUT_CODES = """\
 `snakemake` itself ends with 0 when all targets are there, and with 1 when a job failed, the config is wrong, or it was
 interrupted. A cell that a check refuses is a result, not a failure: its job ends with 0.""".splitlines()
