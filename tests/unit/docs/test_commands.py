@@ -46,7 +46,7 @@ ELSEWHERE: tuple[tuple[str, str], ...] = (
         "tests/unit/environment/test_bundle.py::test_it_comes_out_as_an_environment_of_its_own",
     ),
     (
-        r"\.venv/bin/snakemake( --configfile \S+)? archive",
+        r"\.venv/bin/snakemake archive( --configfile \S+)?",
         "tests/workflow/test_archive.py::test_the_archive_of_a_run_holds",
     ),
     (
@@ -62,11 +62,11 @@ ELSEWHERE: tuple[tuple[str, str], ...] = (
         "tests/workflow/test_archive.py::test_a_restored_archive_has_nothing_to_do",
     ),
     (
-        r"\.venv/bin/snakemake --configfile \S+ first",
+        r"\.venv/bin/snakemake first --configfile \S+",
         "tests/workflow/test_config.py::test_an_experiment_of_its_own_does_not_inherit",
     ),
     (
-        r"\.venv/bin/snakemake --configfile \S+ plans",
+        r"\.venv/bin/snakemake plans --configfile \S+",
         "tests/workflow/test_config.py::test_plans_need_neither_engines",
     ),
     (
@@ -194,6 +194,30 @@ def _choices(command: str, option: str) -> tuple[str, ...]:
     parser = next(each for each in _parsers(build_parser()) if each.prog.endswith(f" {command}"))
     found = next(action for action in parser._actions if option in action.option_strings)
     return tuple(found.choices or ())
+
+
+def test_snakemake_reads_its_commands_as_they_are_meant() -> None:
+    """`--configfile` takes all words that follow it, a target too: it must come last."""
+    from snakemake.cli import get_argument_parser
+
+    parser = get_argument_parser()
+    heads = [
+        path.read_text(encoding="utf-8") for path in (REPOSITORY / "config" / "experiments").glob("*.yaml")
+    ]
+    written = [command for command in all_commands() if command.startswith(".venv/bin/snakemake")]
+    written += re.findall(r"# Run: (snakemake.*)", "\n".join(heads))
+    written += re.findall(
+        r"`(snakemake [^`]+)`", "".join(page.read_text(encoding="utf-8") for page in pages())
+    )
+    assert len(written) > 20
+    targets = set()
+    for command in written:
+        read = parser.parse_args(shlex.split(command)[1:])
+        assert len(read.configfile or []) <= 1, command
+        targets |= set(read.targets)
+    rules = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "rules").glob("*.smk"))
+    assert [target for target in targets if f"rule {target}:" not in rules] == []
+    assert {"plans", "first", "archive"} <= targets
 
 
 # Of vLLM, git, hub clients and container engines; everything else that a page names must be ours or snakemake's.
