@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
-from splitbench.measuring.stage import outlook, set_aside_if_invalid
+from splitbench.measuring.stage import last_word, outlook, set_aside_if_invalid
 from splitbench.serving.session import Owner, stop
 from splitbench.workflow import CELL_PATTERN, Workflow, say
 
@@ -67,6 +67,14 @@ def cell_files():
     return [path for name in names for path in all_cells(f"cells/{{cell}}/{name}")]
 
 
+def first_cell_files():
+    return [
+        flow.path(f"{folder}/{cell}/{name}.json")
+        for cell in flow.first_cells
+        for folder, name in (("cells", "record"), ("parts", "checks"))
+    ]
+
+
 def floor_files(wildcards):
     # There only after `splitbench selftest-client`; cells are judged again then.
     return [flow.floor_path] if Path(flow.floor_path).exists() else []
@@ -106,6 +114,8 @@ onstart:
 
 onsuccess:
     stop(owner=Owner.from_env(os.environ), progress=say)
+    if (line := last_word(flow)) is not None:
+        say(line)
 
 
 onerror:

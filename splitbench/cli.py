@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from splitbench import __version__
@@ -16,9 +17,8 @@ from splitbench.archive import cli_archive
 from splitbench.environment import cli_bundle, cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
-from splitbench.experiment.explain import explain
-from splitbench.experiment.load import check_sources, read_experiment, read_yaml
-from splitbench.experiment.models import Experiment
+from splitbench.experiment import cli_config
+from splitbench.experiment.load import read_yaml
 from splitbench.experiment.starter import write_starter
 from splitbench.measuring import selftest
 from splitbench.measuring.estimate import estimate
@@ -31,7 +31,7 @@ from splitbench.workflow import QUIET, REPOSITORY, Workflow, say
 EXIT_CODES = {
     0: "done; for `config check`: nothing is wrong",
     1: "something that you can mend: one line on standard error for each problem, with file, key and mend; "
-    "for `environment diff`: they differ",
+    "for `environment diff`: they differ; for `verify`: the archive does not hold",
     2: "the command line itself is wrong; the usage is printed; for `environment check`: the machine does not fit",
     130: "interrupted (Ctrl-C); what was started is being ended",
     141: "whoever read the output has gone (as in `splitbench sql ... | head`)",
@@ -50,18 +50,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"splitbench {__version__}")
     parser.add_argument("-q", "--quiet", action="store_true", help="no lines of progress, errors only")
     commands = parser.add_subparsers(dest="command", required=True)
-    config = commands.add_parser("config", help="look at an experiment's config")
-    actions = config.add_subparsers(dest="action", required=True)
-    check = actions.add_parser("check", help="say what is wrong with a config, a line a problem")
-    check.add_argument("file", type=Path, help="the experiment's YAML file")
-    check.set_defaults(run=_config_check)
-    schema = actions.add_parser("schema", help="print the JSON Schema that editors use")
-    schema.set_defaults(run=_config_schema)
-    text = actions.add_parser(
-        "explain", help="say what a key means, its default, and what a change runs again"
-    )
-    text.add_argument("key", nargs="?", help="as in slo.itl_ms or layouts.NAME.gpus (default: all sections)")
-    text.set_defaults(run=_config_explain)
     init = commands.add_parser("init", help="write an experiment to start from, for this machine")
     init.add_argument(
         "file",
@@ -95,11 +83,13 @@ def build_parser() -> argparse.ArgumentParser:
         "estimate", help="cells, wall time, accelerator hours and samples before a run"
     )
     cost.add_argument("--configfile", type=Path, default=Path("config/config.yaml"))
+    cost.add_argument("--json", action="store_true", help="as JSON")
     cost.set_defaults(run=_estimate)
     sessions.add_commands(commands, up=False)
     for name in ("status", "down", "logs"):
         commands.choices[name].set_defaults(run=sessions.run)
     further = (
+        ("config", cli_config),
         ("sql", cli_sql),
         ("import", cli_import),
         ("environment", cli_environment),
@@ -131,11 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _config_explain(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(explain(arguments.key))
-    return 0
-
-
 def _init(arguments: argparse.Namespace) -> int:
     file: Path = arguments.file
     made_for = write_starter(
@@ -146,8 +131,16 @@ def _init(arguments: argparse.Namespace) -> int:
         schema=REPOSITORY / "config" / "schema.json",
         force=arguments.force,
     )
-    print(f"{file}: written for {made_for}; edit it, then: splitbench config check {shlex.quote(str(file))}")
+    print(f"{file}: written for {made_for}; edit it, then: {_called()} config check {shlex.quote(str(file))}")
     return 0
+
+
+def _called() -> str:
+    """This command as the user typed it: it is seldom on the path."""
+    typed = sys.argv[0]
+    return (
+        shlex.quote(typed) if Path(typed).name == "splitbench" and not typed.startswith("/") else "splitbench"
+    )
 
 
 def _completion(arguments: argparse.Namespace) -> int:
@@ -172,38 +165,14 @@ def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     return found
 
 
-def _config_check(arguments: argparse.Namespace) -> int:
-    experiment = read_experiment(arguments.file)
-    check_sources(experiment, Path.cwd())
-    matrix = experiment.matrix
-    cells = (
-        len(experiment.layouts)
-        * len(experiment.workloads)
-        * len(matrix.concurrency)
-        * matrix.restarts
-        * matrix.repeats
-    )
-    print(f"{arguments.file}: ok, experiment '{experiment.experiment}' with {cells} cells")
-    return 0
-
-
-def schema_text() -> str:
-    """JSON Schema of an experiment, as the file in config/ holds it."""
-    schema = Experiment.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _config_schema(arguments: argparse.Namespace) -> int:
-    del arguments
-    sys.stdout.write(schema_text())
-    return 0
-
-
 def _estimate(arguments: argparse.Namespace) -> int:
     flow = Workflow(read_yaml(arguments.configfile), [arguments.configfile])
-    for line in estimate(flow).lines():
-        print(line)
+    found = estimate(flow)
+    if arguments.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        for line in found.lines():
+            print(line)
     return 0
 
 

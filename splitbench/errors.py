@@ -16,8 +16,9 @@ class UserError(Exception):
     def __init__(self, message: str, *, where: str | None = None, mend: str | None = None) -> None:
         self.message = " ".join(message.split())
         self.where = where
+        self.mend = None if mend is None else " ".join(mend.split())
         self.mend = mend
         text = self.message if where is None else f"{where}: {self.message}"
-        if mend:
-            text = f"{text}; {' '.join(mend.split())}"
+        if self.mend:
+            text = f"{text}; {self.mend}"
         super().__init__(text)

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from splitbench.cli import EXIT_CODES, build_parser, schema_text
+from splitbench.cli import EXIT_CODES, build_parser
+from splitbench.experiment.cli_config import schema_text
 from splitbench.experiment.explain import Key, all_keys
 from splitbench.files import write_text
 from splitbench.measuring import checks, signatures
@@ -28,6 +29,10 @@ _ABOUT_KEYS = """\
 `splitbench config explain KEY` says the same in the terminal, and editors that know YAML's language server read it from
 `config/schema.json`. `NAME` is a name that you give, `[]` an item of a list. A key without a default must be given.
 What a change runs again holds for `snakemake` with this repository's profile.""".splitlines()
+_ABOUT_OUTPUT = """\
+`snakemake` runs experiments; `splitbench` is for what a person does beside it. What is asked for goes to standard
+output, progress and errors to standard error. There are no colours. One line moves while a cell is measured, on a
+terminal only; elsewhere it is a plain line a minute.""".splitlines()
 _ABOUT_CODES = """\
 `snakemake` itself ends with 0 when all targets are there, and with 1 when a job failed, the config is wrong, or it was
 interrupted. A cell that a check refuses is a result, not a failure: its job ends with 0.""".splitlines()
@@ -104,8 +109,7 @@ def cli_page() -> str:
         "",
         "# The command line",
         "",
-        "`snakemake` runs experiments; `splitbench` is for what a person does beside it. Output has no colours and no",
-        "moving parts, so that it can be piped. Progress and errors go to standard error.",
+        *_ABOUT_OUTPUT,
         "",
         *_command(build_parser(), "splitbench"),
         "## Exit codes",
@@ -124,6 +128,7 @@ def cli_page() -> str:
                     "folder of the supervisor's state (default: one per user and machine)",
                 ),
                 ("`SPLITBENCH_QUIET`", "set to anything: no lines of progress, from rules either"),
+                ("`SPLITBENCH_REDACT`", "file of further words that are taken out of archives, a line each"),
             ),
         ),
     ]

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import splitbench
+from splitbench.console import QUIET as QUIET
+from splitbench.console import say as say
 from splitbench.environment.expectations import read_stack_file
 from splitbench.environment.needs import READ_BY_RULES, needs_of
 from splitbench.errors import UserError
@@ -31,8 +33,6 @@ from splitbench.serving.plan_script import script as script_of_plan
 from splitbench.serving.state import Owner
 
 CELL_PATTERN = r"[^/]+/[^/]+/c\d+/\d+-\d+"
-# Set to anything: no lines of progress, from the command line or from rules.
-QUIET = "SPLITBENCH_QUIET"
 REPOSITORY = Path(splitbench.__file__).resolve().parent.parent
 
 
@@ -144,6 +144,17 @@ class Workflow:
         return script_of_plan(self.experiment, self.cells.plans[layout], places)
 
     @property
+    def first_cells(self) -> list[str]:
+        """Of every layout the cell with the least to do: does it come up, and is it sound?"""
+        least: dict[str, tuple[int, int, str]] = {}
+        for cell in self.cells.all:
+            tokens = cell.prompts * (int(cell.load["input_tokens"]) + int(cell.load["output_tokens"]))
+            work = (tokens, cell.concurrency, cell.cell_id)
+            if cell.restart == cell.repeat == 0:
+                least[cell.layout] = min(least.get(cell.layout, work), work)
+        return [cell_id for *_, cell_id in least.values()]
+
+    @property
     def figure_names(self) -> list[str]:
         """Names of all figures, `<figure>-<workload>`."""
         return [
@@ -210,14 +221,6 @@ def _from_repository(path: str) -> str:
 def store() -> Path:
     """Folder for environments and models that are made from locks and specs; `SPLITBENCH_STORE` moves it."""
     return Path(os.environ.get("SPLITBENCH_STORE", ".splitbench")).resolve()
-
-
-def say(line: str) -> None:
-    """One line for a person who watches; with `SPLITBENCH_QUIET` set only errors are."""
-    if os.environ.get(QUIET) and not line.startswith("error: "):
-        return
-    sys.stderr.write(f"splitbench: {line}\n")
-    sys.stderr.flush()
 
 
 @contextmanager

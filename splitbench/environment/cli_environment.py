@@ -33,6 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     diff = actions.add_parser("diff", help="how two environments differ, in words; exit code 1 if they do")
     diff.add_argument("a", type=Path, help="a record, or a folder of results")
     diff.add_argument("b", type=Path, help="another one")
+    diff.add_argument("--json", action="store_true", help="a list of the differences as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,5 +71,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _diff(arguments: argparse.Namespace) -> int:
     lines = differences(read_environment(arguments.a), read_environment(arguments.b))
-    sys.stdout.write("\n".join(lines or ["no difference that counts"]) + "\n")
+    if arguments.json:
+        sys.stdout.write(json.dumps(lines, indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write("\n".join(lines or ["no difference that counts"]) + "\n")
     return 1 if lines else 0

@@ -118,9 +118,13 @@ def write_model(flow: Workflow, output: Path, note: Note) -> None:
 def write_probe(flow: Workflow, serving: Path, output: Path, note: Note) -> None:
     """Record the machine together with the serving software that was found on it."""
     record = probe_environment(flow.serving_python, read_json(serving))
-    states = [str(probe["status"]) for probe in record["probes"].values()]
-    failed = sum(state.startswith("failed") for state in states)
-    note(f"{states.count('ok')} probes answered, {states.count('absent')} found nothing, {failed} failed")
+    states = {name: str(probe["status"]) for name, probe in record["probes"].items()}
+    count = list(states.values()).count
+    line = f"{count('ok')} of {len(states)} probes answered, {count('absent')} have nothing to look at here"
+    failed = sorted(name for name, state in states.items() if state.startswith("failed"))
+    if failed:
+        line += f"; {', '.join(failed)} failed (why: {output}), which keeps nothing from running"
+    note(line)
     keep(flow, record)
     write_json(output, record)
 

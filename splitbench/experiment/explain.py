@@ -218,11 +218,14 @@ def _range(field: Schema) -> str:
 def find_keys(asked: str) -> list[Key]:
     """The keys that a person means: `layouts.agg-tp4.gpus`, `layouts.NAME.gpus` and `node.base_port` all work.
 
+    Of a name that the person gave (`layouts.agg-tp4`), the keys that may stand below it.
+
     Raises:
         UserError: there is no such key.
     """
     parts = re.sub(r"\[\w*\]", "", asked).strip(".").split(".")
     found = [key for key in all_keys() if _matches(key, parts)]
+    found = found or [key for key in all_keys() if _matches(key, [*parts, key.path.rpartition(".")[2]])]
     if found:
         return found
     known = list(dict.fromkeys(key.path for key in all_keys()))
@@ -250,6 +253,11 @@ def children(key: Key) -> list[Key]:
     ]
 
 
+def top_keys() -> list[Key]:
+    """The sections, and what stands beside them."""
+    return [key for key in all_keys() if "." not in key.path]
+
+
 def explain(asked: str | None) -> str:
     """Text about a key, or about the top of an experiment.
 
@@ -257,9 +265,11 @@ def explain(asked: str | None) -> str:
         UserError: there is no such key.
     """
     if not asked:
-        top = [key for key in all_keys() if "." not in key.path]
-        return "An experiment has these keys; name one to read more.\n\n" + _listing(top)
-    return "\n".join(_one(key) for key in find_keys(asked))
+        return "An experiment has these keys; name one to read more.\n\n" + _listing(top_keys())
+    found = find_keys(asked)
+    if found[0].path.count(".") > re.sub(r"\[\w*\]", "", asked).strip(".").count("."):
+        return f"{asked} is a name that you give; below it may stand\n\n{_listing(found)}"
+    return "\n".join(_one(key) for key in found)
 
 
 def _one(key: Key) -> str:

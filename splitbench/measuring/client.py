@@ -109,6 +109,11 @@ def prompts_file(log: Path) -> Path:
     return log.with_name(f"{log.name}.prompts")
 
 
+def live_file(log: Path) -> Path:
+    """Where a run with this log says how far it is, while it runs: JSON, see `client_server._Live`."""
+    return log.with_name(f"{log.name}.live")
+
+
 class _Lines:
     """JSON lines from the server, one at a time."""
 

@@ -67,6 +67,9 @@ WARM = (
 )
 STOP_S = 5.0
 TICK_S = 0.05
+LIVE_S = 1.0
+LIVE_GAPS = 8
+LIVE_BYTES = 200
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LINE_LIMIT = 1 << 20
 
@@ -208,7 +211,7 @@ class ClientServer:
             os.chdir(request["cwd"])
             sys.argv = [self.program, *request["argv"]]
             gc.unfreeze()
-            _tick_in_event_loops(request["log"] + ".ticks")
+            _watch_event_loops(request["log"] + ".ticks", _live_view(request["log"] + ".live"))
             _note_prompts(request["log"] + ".prompts")
             self.main()
             code = 0
@@ -266,7 +269,7 @@ class ClientServer:
             os.close(run.pidfd)
 
 
-def _tick_in_event_loops(path: str) -> None:
+def _watch_event_loops(path: str, live: _Live | None) -> None:
     """From now on `asyncio.run` also notes how late its loop wakes up, and writes that to `path` when it ends.
 
     A token is seen no earlier than the loop comes round, so this lateness is what the client adds to a gap.
@@ -276,11 +279,15 @@ def _tick_in_event_loops(path: str) -> None:
     plain_run = asyncio.run
 
     async def tick(late: list[tuple[float, float]]) -> None:
+        show_s = time.perf_counter() + LIVE_S
         while True:
             due_s = time.perf_counter() + TICK_S
             await asyncio.sleep(TICK_S)
             now_s = time.perf_counter()
             late.append((round(now_s, 6), round(now_s - due_s, 6)))
+            if live is not None and now_s >= show_s:
+                show_s = now_s + LIVE_S
+                live.show()
 
     async def with_ticks(work: Any) -> Any:
         late: list[tuple[float, float]] = []
@@ -289,6 +296,8 @@ def _tick_in_event_loops(path: str) -> None:
             return await work
         finally:
             ticking.cancel()
+            if live is not None:
+                live.close()
             with contextlib.suppress(OSError):
                 Path(path).write_text(json.dumps(late), encoding="utf-8")
 
@@ -296,6 +305,69 @@ def _tick_in_event_loops(path: str) -> None:
         return plain_run(with_ticks(work), **options)
 
     asyncio.run = run  # type: ignore[assignment]
+
+
+class _Live:
+    """Where a run is, for whoever waits for it: rewritten once a second, and gone when the run ends.
+
+    It is looked at in the loop that sees the tokens, so the work is bounded: a few of the latest gaps of the requests
+    in flight, and one write into a file that is open.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = -1
+        self.done = 0
+        self.failed = 0
+        self.in_flight: list[Any] = []
+        self.latest: dict[str, float] = {}
+
+    def look(self) -> dict[str, float]:
+        """Requests done, failed and in flight, and medians (ms) over those that were in flight since the last look."""
+        gaps: list[float] = []
+        for output in self.in_flight:
+            gaps += output.itl[-LIVE_GAPS:]
+        firsts = [output.ttft for output in self.in_flight if output.ttft > 0]
+        for name, values in (("ttft_ms", firsts), ("itl_ms", gaps)):
+            if values:
+                self.latest[name] = round(sorted(values)[len(values) // 2] * 1e3, 3)
+        self.failed += sum(bool(output.error) for output in self.in_flight)
+        going = [output for output in self.in_flight if not (output.success or output.error)]
+        self.done += len(self.in_flight) - len(going)
+        self.in_flight = going
+        return {"done": self.done, "failed": self.failed, "in_flight": len(going), **self.latest}
+
+    def show(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.file < 0:
+                self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            os.pwrite(self.file, json.dumps(self.look()).ljust(LIVE_BYTES).encode(), 0)
+
+    def close(self) -> None:
+        if self.file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.file)
+                Path(self.path).unlink()
+
+
+def _live_view(path: str) -> _Live | None:
+    """From now on the client's requests are known to what is returned; None where this version has others."""
+    try:
+        functions: Any = importlib.import_module("vllm.benchmarks.lib.endpoint_request_func")
+        plain = functions.RequestFuncOutput
+        if not {"ttft", "itl", "success", "error"} <= set(vars(plain())):
+            return None
+    except (ImportError, AttributeError, TypeError):
+        return None
+    live = _Live(path)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        output = plain(*arguments, **options)
+        live.in_flight.append(output)
+        return output
+
+    functions.RequestFuncOutput = noted
+    return live
 
 
 def _note_prompts(path: str) -> None:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from splitbench.files import digest, read_json, sha256_file, write_json, written
 from splitbench.measuring.around import Around, SessionNotes, Watching
 from splitbench.measuring.client import ClientExit, prompts_file, run_warm, ticks_file
 from splitbench.measuring.command import bench_command
+from splitbench.measuring.live import CellView
 from splitbench.measuring.prompts import write_prompts_of_lines
 from splitbench.measuring.scrape import reset_prefix_caches, scrape, servers
 from splitbench.serving import facts
@@ -99,6 +101,7 @@ def run_cell(
     progress: Callable[[str], None],
     watching: Watching | None = None,
     dataset: Path | None = None,
+    view: CellView | None = None,
 ) -> None:
     """Measure a cell under the node's lock and write its files aside, then in place, the record last.
 
@@ -116,6 +119,7 @@ def run_cell(
         progress: takes one line for a person.
         watching: how the cell is watched; None: as is usual.
         dataset: the file of the workload's dataset, where it is one.
+        view: shows how far the cell is.
 
     Raises:
         UserError: the session did not come up, failed its smoke test, was lost, or the client failed.
@@ -144,6 +148,7 @@ def run_cell(
                 state=state,
                 watching=watching or Watching(),
                 dataset=dataset,
+                view=view,
             )
     except BaseException as error:
         failed = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": str(error)}
@@ -179,8 +184,9 @@ def _measure(
     state: Path,
     watching: Watching,
     dataset: Path | None,
+    view: CellView | None,
 ) -> None:
-    with acquire(request, progress, state=state) as session:
+    with acquire(request, progress, state=state) as session, view or nullcontext():
         began = time.monotonic()
 
         def lost() -> str | None:
@@ -197,7 +203,7 @@ def _measure(
             around = Around(cell, session, watching, request.owner.pid if request.owner else None)
             reset_prefix_caches(session)
             warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
-            client = _Client(session, cell, request.places.model, log, lost)
+            client = _Client(session, cell, request.places.model, log, lost, view)
             if cell.warmups:
                 client.run(cell.warmups, warmup_seed, None)
             before = scrape(session)
@@ -305,6 +311,7 @@ class _Client:
     tokenizer: str
     log: Path
     lost: Callable[[], str | None]
+    view: CellView | None
 
     def run(
         self,
@@ -332,7 +339,9 @@ class _Client:
         if self.session.client_socket is None:
             raise UserError("the session has no client", mend="report this as a bug")
         try:
-            ended = run_warm(self.session.client_socket, argv, self.log, self.lost, started=started)
+            if self.view is not None:
+                self.view.phase("warm-up" if result is None else "", prompts, self.log)
+            ended = run_warm(self.session.client_socket, argv, self.log, self._watch, started=started)
         except UserError as error:
             # The client goes with its session; why that ended says more.
             raise self._stopped(self.lost() or str(error)) from None
@@ -344,6 +353,11 @@ class _Client:
                 f"the client ended with {how}; its last lines: {_tail(self.log)}", where=str(self.log)
             )
         return argv, ended
+
+    def _watch(self) -> str | None:
+        if self.view is not None:
+            self.view.look()
+        return self.lost()
 
     def _stopped(self, why: str) -> UserError:
         return UserError(

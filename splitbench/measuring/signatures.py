@@ -296,7 +296,7 @@ def render() -> str:
         where = ", ".join(one.roles) or "all engines"
         if one.gpu_only:
             where += ", on GPUs"
-        rows.append(f"| `{one.id}` | {one.judgement} | {where} | {one.meaning} | <{one.source}> |")
+        rows.append(f"| `{one.id}` | {one.judgement} | {where} | {one.meaning} | {_link(one.source)} |")
         code = one.pattern.replace("|", "\\|")
         answer = one.answer.replace("|", "\\|")
         searched = f"`{code}`" + (f" without a later `{answer}` of the same request" if answer else "")
@@ -307,6 +307,13 @@ def render() -> str:
         "| id | mend | pattern |\n|---|---|---|",
     ]
     return "\n\n".join(lines) + "\n" + "\n".join(mends) + "\n"
+
+
+def _link(address: str) -> str:
+    """A link that a narrow column can hold: `LMCache#2854`, or the site's name."""
+    parts = address.split("/")
+    issue = parts[-2] in ("issues", "pull")
+    return f"[{parts[4]}#{parts[-1]}]({address})" if issue else f"[{parts[2]}]({address})"
 
 
 if __name__ == "__main__":

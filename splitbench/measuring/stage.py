@@ -18,7 +18,8 @@ from splitbench.experiment.cells import Cell
 from splitbench.files import canonical_json, read_json, write_json
 from splitbench.measuring.around import Watching
 from splitbench.measuring.evidence import Check
-from splitbench.measuring.progress import Load, clock, progress_line, remaining_s
+from splitbench.measuring.live import CellView
+from splitbench.measuring.progress import Load, Standing, clock, remaining_s
 from splitbench.measuring.prompts import check_file
 from splitbench.measuring.run import CellFiles, now, run_cell
 from splitbench.serving.session import Owner, Places, stop
@@ -53,7 +54,8 @@ def measure_cell(
     check_cores(cell)
     dataset = _dataset(flow, cell)
     state = state_folder()
-    note(_progress(flow, cell, owner))
+    standing = _standing(flow, cell, owner)
+    note(standing.line())
     tries = TRIES if flow.experiment.on_invalid == "rerun" else 1
     for attempt in range(tries):
         run_cell(
@@ -70,6 +72,7 @@ def measure_cell(
             progress=note,
             watching=_watching(flow),
             dataset=dataset,
+            view=CellView(standing, state),
         )
         if flow.experiment.on_invalid == "keep":
             break
@@ -209,6 +212,14 @@ def outlook(flow: Workflow) -> str | None:
     return line
 
 
+def last_word(flow: Workflow) -> str | None:
+    """Where to look now, for the end of a run that made the report; None for one that did not."""
+    report = Path(flow.path("report.html"))
+    if not report.exists() or report.stat().st_mtime < psutil.Process().create_time():
+        return None
+    return f"done; open {report}"
+
+
 def measured_before(flow: Workflow) -> tuple[dict[Load, float], set[str]]:
     """Seconds of every cell that the results hold, of earlier versions of the config too, and their stacks."""
     done: dict[Load, float] = {}
@@ -240,24 +251,27 @@ def _files(flow: Workflow, cell: Cell) -> CellFiles:
     return CellFiles(Path(flow.path(f"cells/{cell.cell_id}")))
 
 
-def _progress(flow: Workflow, cell: Cell, owner: Owner | None) -> str:
+def _standing(flow: Workflow, cell: Cell, owner: Owner | None) -> Standing:
     done: dict[Load, float] = {}
-    todo = []
-    finished = 0
+    later = []
     for other in flow.cells.all:
         record = _files(flow, other).record
         if record.exists():
-            finished += 1
             done[load_of(other)] = float(read_json(record)["total_s"])
-        else:
-            todo.append(load_of(other))
+        elif other is not cell:
+            later.append(load_of(other))
     try:
         elapsed_s = time.time() - psutil.Process(owner.pid if owner else None).create_time()
     except psutil.Error:
         elapsed_s = 0.0
     matrix = flow.experiment.matrix
     several = matrix.restarts > 1 or matrix.repeats > 1
-    repeat = f"restart {cell.restart + 1} repeat {cell.repeat + 1}" if several else ""
-    return progress_line(
-        finished + 1, len(flow.cells), load_of(cell), elapsed_s, remaining_s(todo, done), repeat=repeat
+    return Standing(
+        position=len(flow.cells) - len(later),
+        total=len(flow.cells),
+        load=load_of(cell),
+        repeat=f"restart {cell.restart + 1} repeat {cell.repeat + 1}" if several else "",
+        elapsed_s=elapsed_s,
+        later=later,
+        done=done,
     )

@@ -145,6 +145,8 @@ def status_text(*, as_json: bool = False) -> str:
             )
     if now["measuring"]:
         lines.append(f"measuring: {now['measuring']}")
+    if now["progress"]:
+        lines.append(f"  {now['progress']['line']}")
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,7 @@ from splitbench.serving.session_processes import PORTS_FREE_LIMIT_S
 from splitbench.serving.state import (
     Owner,
     lock_holder,
+    progress_record,
     read_record,
     session_record,
     state_folder,
@@ -237,16 +238,24 @@ def _held(state: Path) -> bool:
 
 
 def status(state: Path | None = None) -> dict[str, Any]:
-    """What is up here: `supervisor` (alive or not), `session` (its record or None), `measuring` (who)."""
+    """What is up here: `supervisor` (alive or not), `session` (its record or None), `measuring` (who), `progress`.
+
+    `progress` is how far the cell is that is being measured; None where there is none.
+    """
     state = state_folder() if state is None else state
     record = read_record(session_record(state))
     alive = supervisor_lives(state)
     if record is not None:
         for each in record["processes"]:
             each["alive"] = ProcessId.parse(each["process"]).alive()
+    held = _held(state)
+    progress = read_record(progress_record(state)) if held else None
+    if progress is not None and not ProcessId.parse(progress["process"]).alive():
+        progress = None  # of a cell that was killed
     return {
         "state": str(state),
         "supervisor": alive,
         "session": record,
-        "measuring": lock_holder(state) if _held(state) else None,
+        "measuring": lock_holder(state) if held else None,
+        "progress": progress,
     }

@@ -112,6 +112,11 @@ def session_record(state: Path) -> Path:
     return state / "session.json"
 
 
+def progress_record(state: Path) -> Path:
+    """Where the cell that is being measured is."""
+    return state / "progress.json"
+
+
 def read_record(path: Path) -> dict[str, Any] | None:
     """A JSON record; None when there is none or it can't be read."""
     try:

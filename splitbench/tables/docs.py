@@ -25,31 +25,39 @@ seconds; the names say so. A value that the source lacks is null. A latency is t
 
 SQL over all cells below `results/`:
 
-    splitbench sql "select layout, concurrency, quantile_disc(itl_ms, 0.99) p99_ms
-                    from tokens join cells using (cell_id) where ok group by all order by all"
+```bash
+.venv/bin/splitbench sql "select layout, concurrency, quantile_disc(itl_ms, 0.99) p99_ms \
+  from tokens join cells using (cell_id) where ok group by all order by all"
+```
 
 The same file by file in pandas, in one line:
 
-    import pandas as pd; from pathlib import Path
-    requests = pd.concat(map(pd.read_parquet, sorted(Path("results").rglob("requests.parquet"))))
+```python
+import pandas as pd; from pathlib import Path
+requests = pd.concat(map(pd.read_parquet, sorted(Path("results").rglob("requests.parquet"))))
+```
 
 In Python, without holding the ITLs of all cells at once:
 
-    from pathlib import Path
-    from splitbench.tables import dataset
-    from splitbench.statistics.clusters import clustered_quantile
+```python
+from pathlib import Path
+from splitbench.tables import dataset
+from splitbench.statistics.clusters import clustered_quantile
 
-    parts = dataset.find_parts(Path("results/demo"))
-    table = dataset.cells(parts).to_pandas()
-    for batch in dataset.tokens(parts, ["request", "itl_ms"]): ...
-    print(clustered_quantile(dataset.clustered_itls(parts[:3]), 0.99).text)
+parts = dataset.find_parts(Path("results/demo"))
+table = dataset.cells(parts).to_pandas()
+for batch in dataset.tokens(parts, ["request", "itl_ms"]): ...
+print(clustered_quantile(dataset.clustered_itls(parts[:3]), 0.99).text)
+```
 
 `ok` parts answered requests from failed ones. A failed request keeps what it got before it failed (TTFT,
 ITLs), so filter on `ok` before taking quantiles; `dataset.tokens` does unless told otherwise.
 
 ## Other tools' results
 
-    splitbench import FILE... --layout theirs --kind pd --budget 4 --budget-kind gpus
+```bash
+.venv/bin/splitbench import theirs.json --layout theirs --kind pd --budget 4 --budget-kind gpus
+```
 
 reads the files of the tools below into the same tables (by default under `results/imported/cells`).
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ def test_exit_codes_are_those_that_are_documented(
     with pytest.raises(SystemExit) as caught:
         main(["config"])
     seen.add(int(str(caught.value.code)))
-    monkeypatch.setattr("splitbench.cli.explain", _raising(KeyboardInterrupt))
+    monkeypatch.setattr("splitbench.experiment.cli_config.explain", _raising(KeyboardInterrupt))
     seen.add(main(["config", "explain"]))
-    monkeypatch.setattr("splitbench.cli.explain", _raising(BrokenPipeError))
+    monkeypatch.setattr("splitbench.experiment.cli_config.explain", _raising(BrokenPipeError))
     seen.add(main(["config", "explain"]))
     assert seen == set(EXIT_CODES)
     capsys.readouterr()
@@ -62,6 +63,43 @@ def test_status_is_json_for_programs_and_has_no_colour(
     assert status_text() == "nothing is up\n"
     assert main(["config", "explain", "slo"]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    """What a command prints, as JSON; nothing else may be on standard output, and nothing on standard error."""
+    assert main([*words, "--json"]) == code
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return json.loads(shown.out)
+
+
+def test_json_is_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    found = asked(capsys, "config", "check", "config/config.yaml")
+    assert (found["ok"], found["experiment"], found["cells"], found["problems"]) == (True, "demo", 16, [])
+    wrong = tmp_path / "wrong.yaml"
+    text = Path("config/config.yaml").read_text(encoding="utf-8")
+    wrong.write_text(text.replace("seed: 7", "sead: 7").replace("[1, 2, 4, 8]", "[]"), encoding="utf-8")
+    problems = asked(capsys, "config", "check", str(wrong), code=1)["problems"]
+    line = text.splitlines().index("seed: 7") + 1
+    assert {
+        "where": f"{wrong}:{line}: sead",
+        "message": "unknown key",
+        "mend": "did you mean 'seed'?",
+    } in problems
+    assert len(problems) == 2
+    assert (
+        asked(capsys, "config", "check", str(tmp_path / "none"), code=1)["problems"][0]["message"]
+        == "no such file"
+    )
+    (key,) = asked(capsys, "config", "explain", "slo.itl_ms")
+    assert (key["key"], key["reruns"].partition(",")[0]) == ("slo.itl_ms", "the statistics")
+    assert {each["key"] for each in asked(capsys, "config", "explain")} > {"slo", "layouts", "matrix"}
+    monkeypatch.chdir(tmp_path)
+    cost = asked(capsys, "estimate", "--configfile", str(REPOSITORY / "config/config.yaml"))
+    assert (cost["cells"], cost["todo"], cost["starts"], cost["source"]) == (16, 16, 2, "nothing")
 
 
 def test_every_command_has_words_of_help() -> None:

@@ -21,7 +21,7 @@ import pytest
 from splitbench.errors import UserError
 from splitbench.measuring import client_server
 from splitbench.measuring.around import read_ticks
-from splitbench.measuring.client import prompts_file, run_warm, ticks_file
+from splitbench.measuring.client import live_file, prompts_file, run_warm, ticks_file
 
 SERVER = Path(client_server.__file__)
 MAIN = """
@@ -68,6 +68,11 @@ def main():
             return len(requests)
 
         print("sent", asyncio.run(work()), flush=True)
+    if word == "requests":
+        import asyncio
+        from vllm.benchmarks.lib import endpoint_request_func as functions
+
+        print("live", asyncio.run(functions.two(sys.argv[2])), flush=True)
     if word == "buffered":
         sys.stdout.write("last words")
 """
@@ -77,6 +82,35 @@ from types import SimpleNamespace
 
 def get_samples(seed):
     return [SimpleNamespace(prompt=f"{seed} {n}", expected_output_len=8) for n in range(3)]
+"""
+
+# Two requests as vLLM's client keeps them: one is done, one is half-way when the file is looked at.
+REQUESTS = """
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RequestFuncOutput:
+    success: bool = False
+    error: str = ""
+    ttft: float = 0.0
+    itl: list[float] = field(default_factory=list)
+
+
+async def two(path):
+    early, late, lost = RequestFuncOutput(), RequestFuncOutput(), RequestFuncOutput(error="refused")
+    early.ttft, early.itl, early.success = 0.5, [9.0] * 90 + [0.020] * 10, True
+    late.ttft, late.itl = 0.7, [0.022]
+    while not os.path.exists(path):
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    seen = open(path).read()
+    late.itl += [0.030] * 20
+    late.success = True
+    await asyncio.sleep(1.2)
+    return seen.strip() + "|" + open(path).read().strip()
 """
 
 
@@ -108,6 +142,9 @@ def fake_vllm(tmp_path: Path) -> Path:
     benchmarks.mkdir()
     (benchmarks / "__init__.py").write_text("")
     (benchmarks / "serve.py").write_text(SERVE)
+    (benchmarks / "lib").mkdir()
+    (benchmarks / "lib" / "__init__.py").write_text("")
+    (benchmarks / "lib" / "endpoint_request_func.py").write_text(REQUESTS)
     return tmp_path / "packages"
 
 
@@ -367,3 +404,17 @@ def test_a_run_leaves_how_late_its_loop_was_and_which_prompts_it_sent(
     assert len(set(pids)) == 3
     assert hashes[0] == hashes[1] != hashes[2]
     assert hashes[0]["prompts"] == 3
+
+
+def test_a_run_says_how_far_it_is_while_it_runs(
+    server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
+) -> None:
+    _, path = server
+    log = tmp_path / "run.log"
+    assert run_warm(path, ["requests", str(live_file(log))], log, _nothing).exit_code == 0
+    shown = log.read_text().partition("live ")[2].splitlines()[0].split("|")
+    first, second = (json.loads(text) for text in shown)
+    # Medians of the last gaps of each request; what ended before the look before counts no more.
+    assert first == {"done": 2, "failed": 1, "in_flight": 1, "ttft_ms": 700.0, "itl_ms": 20.0}
+    assert second == {"done": 3, "failed": 1, "in_flight": 0, "ttft_ms": 700.0, "itl_ms": 30.0}
+    assert not live_file(log).exists()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ def test_text_that_is_not_yaml(flow: Flow) -> None:
 
 
 def test_an_experiment_of_its_own_does_not_inherit_the_demo(flow: Flow) -> None:
-    done = flow.run("-n", "plans")
+    done = flow.run("-n", "plans", "first")
     assert "agg-2core" not in done.stdout + done.stderr
+    # `first` is one cell of each layout.
+    assert re.search(r"^cell +2$", done.stdout + done.stderr, re.MULTILINE)
 
 
 def test_plans_need_neither_engines_nor_devices(flow: Flow) -> None:

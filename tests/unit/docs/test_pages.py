@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,11 +60,19 @@ def test_files_that_pages_name_are_there() -> None:
                 assert (REPOSITORY / name).exists(), f"{page}: {name}"
 
 
+def _pages_of(entries: list[Any] | str) -> Iterator[str]:
+    """Pages of a navigation: names, names with a title, or sections of such."""
+    if isinstance(entries, str):
+        yield entries
+        return
+    for entry in entries:
+        for each in [entry] if isinstance(entry, str) else entry.values():
+            yield from _pages_of(each)
+
+
 def test_every_page_has_its_place_in_the_navigation() -> None:
     settings = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
-    listed: list[str] = []
-    for entry in settings["nav"]:
-        listed += [entry] if isinstance(entry, str) else [name for names in entry.values() for name in names]
+    listed = list(_pages_of(settings["nav"]))
     assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "docs").glob("*.md"))
 
 
@@ -93,3 +103,37 @@ def test_a_block_that_nothing_makes_is_an_error() -> None:
 
 def test_bars_do_not_break_tables() -> None:
     assert table(("a", "b"), [("x|y", "z")]) == "| a | b |\n|---|---|\n| x\\|y | z |\n"
+
+
+def test_no_page_says_a_thing_twice() -> None:
+    """Two branches that describe the same check merge without a conflict."""
+    for page in pages():
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert len(headings) == len(set(headings)), f"{page}: {sorted(headings)}"
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if len(part) > 120]
+        assert len(paragraphs) == len(set(paragraphs)), page
+
+
+def test_every_statistic_has_its_formula_and_source() -> None:
+    text = (REPOSITORY / "docs" / "method-statistics.md").read_text(encoding="utf-8")
+    section = text.partition("## Formulas\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in re.split(r" \| ", row.strip("| "))]
+        for row in section.splitlines()
+        if "|" in row
+    ]
+    assert all(len(row) == 3 and all(row) for row in rows if not row[0].startswith("-"))
+    named = " ".join(row[0] for row in rows)
+    for word in (
+        "quantile",
+        "interval",
+        "difference",
+        "attainment",
+        "goodput",
+        "cost",
+        "variance",
+        "steps",
+        "needs",
+    ):
+        assert word in named, word

@@ -36,6 +36,9 @@ def test_it_can_be_checked_and_planned(
     assert path.stem in (flow.experiment.experiment, "config")
     for name in flow.experiment.layouts:
         assert flow.plan_text(name)
+    first = [flow.cells[cell] for cell in flow.first_cells]
+    assert [cell.layout for cell in first] == list(flow.experiment.layouts)
+    assert {cell.concurrency for cell in first} == {min(cell.concurrency for cell in flow.cells.all)}
     budgets = [(plan.budget.kind, plan.budget.count) for plan in flow.cells.plans.values()]
     alone = {budget for budget in budgets if budgets.count(budget) == 1}
     # An arm without another one of its budget is compared with nothing; the reference has one on purpose (2p1d).

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splitbench.cli import schema_text
+from splitbench.experiment.cli_config import schema_text
 
 
 def test_the_schema_that_editors_use_is_the_models_own() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from splitbench.cli import main
 from splitbench.measuring.estimate import Support, estimate, wanted_percentiles
+from splitbench.measuring.stage import last_word
 from splitbench.workflow import Workflow
 from tests.fakes.experiments import GOOD
 
@@ -108,3 +110,14 @@ def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "8 of 8 cells are to be measured, with 4 starts of a layout" in printed
     assert "long: c=1 gives 10 requests; P99 needs 368" in printed
     assert "set matrix.restarts to 3" in printed
+
+
+def test_the_last_word_of_a_run_names_the_report_that_it_made() -> None:
+    one = flow()
+    assert last_word(one) is None
+    report = Path(one.path("report.html"))
+    report.parent.mkdir(parents=True)
+    report.write_text("made now", encoding="utf-8")
+    assert last_word(one) == f"done; open {report}"
+    os.utime(report, (1, 1))  # of an earlier run
+    assert last_word(one) is None
