@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from splitbench.environment.check import Check, check
+from splitbench.environment.interpreters import find_uv
 from splitbench.environment.needs import needs_of
 from splitbench.environment.probe import fingerprint, probe_environment
-from splitbench.environment.serving_environment import build_serving_environment, find_uv
+from splitbench.environment.serving_environment import build_serving_environment
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
 from splitbench.serving.ending import status as session_status

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from splitbench.environment import serving_environment, serving_software
+from splitbench.environment import serving_software
+from splitbench.environment.interpreters import interpreter_for
 from splitbench.environment.needs import Needs
 from splitbench.environment.rules import findings
 from splitbench.environment.serving_environment import lock_python, read_lock
@@ -48,14 +49,35 @@ def test_locks_break_no_rule_about_versions(name: str, cuda: str) -> None:
     assert findings(record, Needs(kind="gpus", connectors=("lmcache", "nixl"))) == []
 
 
-def test_a_lock_for_another_python_asks_for_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter = serving_environment._interpreter
+def test_a_lock_for_another_python_asks_for_that_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert interpreter(None, None) == interpreter(here, None) == sys.executable
-    monkeypatch.setattr(serving_environment.shutil, "which", lambda name: None)
-    assert interpreter("3.99", Path("/bin/uv")) == "3.99"
+    assert interpreter_for(None, None) == interpreter_for(here, None) == sys.executable
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
+    assert interpreter_for("3.99", Path("/bin/uv")) == "3.99"
     with pytest.raises(UserError, match=r"install python3\.99"):
-        interpreter("3.99", None)
+        interpreter_for("3.99", None)
+
+
+def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pyenv has a shim for each version that it knows, and runs those that were chosen; uv stops at the first too.
+    def python(path: Path, says: str) -> Path:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{says}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    python(tmp_path / "shims/python3.99", "exit 127")
+    python(tmp_path / "liar/python3.99", "echo 3.98")
+    kept = python(tmp_path / "root/versions/3.99.1/bin/python3.99", "echo 3.99")
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{tmp_path}/liar")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "root"))
+    assert interpreter_for("3.99", None) == str(kept)
+    first = python(tmp_path / "bin/python3.99", "echo 3.99")
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{tmp_path}/bin")
+    assert interpreter_for("3.99", Path("/bin/uv")) == str(first)
 
 
 def test_symbols_are_read_from_real_libraries() -> None:
