@@ -212,7 +212,7 @@ def test_the_page_says_all_that_it_must(page: tuple[str, Measured]) -> None:
     assert "vLLM 0.32.0" in text and "CPU two cores" in text and "snakemake --cores 2" in text
     assert "the time to second token is" in text
     assert page[0].count("<figure ") == 1
-    assert page[0].count('<tr class="invalid">') == 1
+    assert page[0].count('<tr class="invalid"') == 1
 
 
 def test_same_input_same_page(page: tuple[str, Measured]) -> None:
