@@ -84,12 +84,14 @@ def _chain(place: Place, base: str, name: str, found: Stated) -> Trace:
         facts["made_from"] = place.stored(f"{base}/{_MADE_FROM[kind]}")
     if left_out:
         facts["left_out"] = left_out
+    if len(left_out) < len(wanted):  # else it says that there is nothing valid, and rests on just these
+        wanted = [cell for cell in wanted if cell not in left_out]
     return chain(
         place,
         base,
         f"{base}/report.html",
         "number of the report",
-        [cell for cell in wanted if cell not in left_out],
+        wanted,
         sections,
         facts,
     )

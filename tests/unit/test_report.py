@@ -259,7 +259,7 @@ def test_the_verdict_comes_first_and_claims_follow(language: Language) -> None:
     assert "enforce_eager: agg-tp4 true, pd-tp2 false" in text
     for claim in facts["claims"]:
         assert claim["claim"] in text
-    assert html.count('<div class="claim">') == 3
+    assert html.count('<div class="claim"') == 3
     assert {claim["outcome"] for claim in facts["claims"]} >= {"contradicted"}
     assert ("集約構成のテール" in text) is (language == "ja")
 
