@@ -178,12 +178,12 @@ def environment_now(flow: Workflow, recorded: Path, serving: Mapping[str, Any], 
     """The record of the environment that a cell is about to run in.
 
     That is the one that was recorded, unless this is another machine (a results folder that moved, a node of another
-    kind): then what is here is probed and kept.
+    kind) or it was changed since (a driver, packages): then what is here is probed and kept.
     """
     record = read_json(recorded)
     if "schema" not in record or record["fingerprint"] == fingerprint():
         return recorded
-    note("this is not the machine that was probed; probing this one")
+    note("this is not the machine as it was probed; probing it again")
     here = probe_environment(flow.serving_python, serving)
     keep(flow, here)
     return kept_record(flow, here["digest"])
