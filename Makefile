@@ -61,6 +61,7 @@ lock: .venv/workflow.complete
 	for name in uv workflow dev; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	    envs/$$name.in --output-file envs/$$name.lock || exit 1; done
+	sh envs/lock-conda.sh
 
 # What a GPU node without network lacks, to be carried there: make bundle STACK=h200 OUT=folder
 bundle: .venv/workflow.complete

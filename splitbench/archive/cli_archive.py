@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splitbench.archive.unpack import LIMITS, Limits
+from splitbench.errors import UserError
 
 _GIB = 1 << 30
 
@@ -26,9 +27,13 @@ def add_commands(commands: Any) -> None:
     restore.add_argument("folder", type=Path, help="a new folder")
     _limits(restore)
     restore.set_defaults(run=_restore)
-    trace = commands.add_parser("trace", help="what a figure, table or other result rests on")
-    trace.add_argument("file", help="the file; with --in, its path in the archive (results/...)")
-    trace.add_argument("--in", dest="archive", type=Path, help="an archive that holds the file")
+    trace = commands.add_parser("trace", help="what a figure, table, number or other result rests on")
+    trace.add_argument(
+        "file", help="the file, or a number's id in the report; with --in, its path (results/...)"
+    )
+    trace.add_argument(
+        "--in", dest="archive", type=Path, help="an archive that holds it; for an id also results/EXPERIMENT"
+    )
     trace.add_argument(
         "--configfile",
         type=Path,
@@ -97,10 +102,14 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 def _trace(arguments: argparse.Namespace) -> int:
     from splitbench.archive import place, trace
+    from splitbench.archive.trace_number import is_number, trace_number
 
-    if arguments.archive is not None:
+    number = is_number(arguments.file)
+    if arguments.archive is not None and arguments.archive.is_file():
         with place.in_archive(arguments.archive) as inside:
-            found = trace.trace(inside, arguments.file)
+            found = (trace_number if number else trace.trace)(inside, arguments.file)
+    elif number:
+        found = trace_number(_results(arguments.archive, arguments.configfile), arguments.file)
     else:
         results, name = place.results_of(Path(arguments.file))
         config = results.parent.parent / "experiment.yaml"
@@ -109,6 +118,23 @@ def _trace(arguments: argparse.Namespace) -> int:
         )
     sys.stdout.write(trace.as_json(found) if arguments.json else trace.words(found))
     return 0
+
+
+def _results(folder: Path | None, configfile: Path) -> Any:
+    """The results that a number's id is looked up in: the folder that was named, else the config's experiment's."""
+    from splitbench.archive import place
+    from splitbench.experiment.load import read_yaml
+
+    if folder is None:
+        folder = Path("results") / str(read_yaml(configfile).get("experiment"))
+    if not (folder / "report.html").is_file():
+        raise UserError(
+            "holds no report",
+            where=str(folder),
+            mend="name a folder results/EXPERIMENT, or an archive, by --in",
+        )
+    config = folder.absolute().parent.parent / "experiment.yaml"
+    return place.on_disk(folder.absolute(), config if config.is_file() else configfile)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from splitbench.figures.gallery import Measured, draw_again
 from splitbench.figures.writer import read_png_lineage
 from splitbench.files import canonical_json, digest, read_json, sha256_file
 from splitbench.measuring.run import CellFiles
+from splitbench.report.numbers import numbers_of
 from splitbench.tables.parts import read_lineage
 from splitbench.tables.schema import TABLES
 from splitbench.tables.stage import read_listing, write_cell_part, write_symmetry, write_tables
@@ -281,6 +282,10 @@ def _report(flow: Workflow, index: dict[str, Any], scratch: Path, say: Say) -> i
         old, new = ([n for line in lines for n in _NUMBER.findall(line)] for lines in (old, new))
         old = [number for number in old if number not in (index["splitbench"], __version__)]
         new = [number for number in new if number not in (index["splitbench"], __version__)]
+    texts = (Path(path).read_text(encoding="utf-8"), again.read_text(encoding="utf-8"))
+    stated, made = ({name: found.of for name, found in numbers_of(text).items()} for text in texts)
+    if stated and index["splitbench"] == __version__ and stated != made:  # older pages give no ids
+        say(path, "gives its numbers other ids than tables and records do")
     if old != new:
         at = next(
             (i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), min(len(old), len(new))
@@ -292,13 +297,14 @@ def _report(flow: Workflow, index: dict[str, Any], scratch: Path, say: Say) -> i
 
 _NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 _IMAGES = re.compile(r"data:image/[\w+]+;base64,([A-Za-z0-9+/=]*)")
+_TITLES = re.compile(r' (?:title|alt)="(?!n-[0-9a-f]{10}")([^"]*)"')
 _TAGS = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def page_lines(page: str) -> list[str]:
-    """The text of a page, a line per element, with a digest for each image."""
+    """The text of a page, a line per element, what shows where the pointer rests, and a digest for each image."""
     page = _IMAGES.sub(lambda match: f">\nimage {digest(match[1])[:16]}\n<", page)
-    text = html.unescape(_TAGS.sub("\n", page))
+    text = html.unescape(_TAGS.sub("\n", page) + "\n" + "\n".join(_TITLES.findall(page)))
     return [line for raw in text.splitlines() if (line := " ".join(raw.split()))]
 
 

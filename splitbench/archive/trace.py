@@ -128,16 +128,26 @@ def trace(place: Place, name: str) -> Trace:
         wanted = [cell for cell in ids if path.startswith(_session(place, base, cell))]
     else:
         wanted = ids
+    sections = [
+        (section, parts[3].partition("-")[0]) if what == "figure" else (section,)
+        for section in _SECTIONS.get(what, ())
+    ]
+    return chain(place, base, stored, what, wanted, sections, facts)
+
+
+def chain(
+    place: Place,
+    base: str,
+    file: str,
+    what: str,
+    wanted: Sequence[str],
+    sections: Sequence[tuple[str, ...]],
+    facts: dict[str, Any],
+) -> Trace:
+    """The chain behind what rests on `wanted` cells and, beside their own keys, on `sections` of the config."""
     cells = [_cell(place, base, cell) for cell in wanted]
-    return Trace(
-        stored,
-        what,
-        place.name,
-        cells,
-        place.config and place.config[1],
-        _config(place, what, parts, cells),
-        facts,
-    )
+    config = _config(place, sections, cells)
+    return Trace(file, what, place.name, cells, place.config and place.config[1], config, facts)
 
 
 def _other(place: Place, name: str) -> Trace:
@@ -213,7 +223,7 @@ def _environment(place: Place, base: str, known: str | None) -> str | None:
 
 
 def _config(
-    place: Place, what: str, parts: Sequence[str], cells: Sequence[CellTrace]
+    place: Place, sections: Sequence[tuple[str, ...]], cells: Sequence[CellTrace]
 ) -> list[dict[str, Any]]:
     """Keys of the config that the artifact depends on, with their first and last line."""
     if place.config is None:
@@ -222,9 +232,7 @@ def _config(
     keys += [("layouts", name) for name in dict.fromkeys(cell.layout for cell in cells)]
     keys += [("workloads", name) for name in dict.fromkeys(cell.workload for cell in cells)]
     keys += [("matrix",)] if cells else []
-    for section in _SECTIONS.get(what, ()):
-        name = parts[3].partition("-")[0] if what == "figure" else ""
-        keys.append((section, name) if name else (section,))
+    keys += sections
     text, _ = place.config
     found = []
     for key in keys:
@@ -264,6 +272,13 @@ def config_lines(text: str, key: Sequence[str]) -> tuple[int, int] | None:
 def words(found: Trace) -> str:
     """The chain as a person reads it."""
     lines = [f"{found.file}: {found.what}, in {found.place}"]
+    if found.facts.get("number"):
+        about = ", ".join(str(part) for part in found.facts["about"])
+        lines[0] = f"{found.facts['number']}: {about}, in {found.file} of {found.place}"
+    if found.facts.get("says"):
+        lines.append(f"  says: {found.facts['says']}")
+    if found.facts.get("made_from"):
+        lines.append(f"  taken from {found.facts['made_from']}")
     if found.facts.get("caption"):
         lines.append(f"  {found.facts['caption']}")
     if code := found.facts.get("code"):
@@ -274,6 +289,8 @@ def words(found: Trace) -> str:
     if not found.config and found.cells:
         lines.append("  config: its file is not known here; name it with --configfile")
     lines.append(f"  rests on {len(found.cells)} cell(s)")
+    if left_out := found.facts.get("left_out"):
+        lines.append(f"  left out as invalid: {', '.join(left_out)}")
     for cell in found.cells:
         lines.append(f"  cell {cell.id}")
         lines.append(

@@ -16,6 +16,7 @@ import platform
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,21 @@ def fingerprint() -> dict[str, Any]:
         "memory_gib": round(int(memory[1]) / 2**20) if memory else None,
         "driver": driver[1] if driver else None,
         "gpus": models,
+        "packages_changed": _packages_changed(),
     }
+
+
+# Where package managers write what is installed: Debian's, and RPM's newer and older one.
+_PACKAGE_LISTS = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/Packages")
+
+
+def _packages_changed() -> int | None:
+    """When a package was last installed or removed, as nanoseconds: OFED, UCX and the fabric manager come that way."""
+    times = []
+    for name in _PACKAGE_LISTS:
+        with suppress(OSError):
+            times.append(Path(name).stat().st_mtime_ns)
+    return max(times, default=None)
 
 
 def anonymous(value: Any) -> Any:

@@ -170,13 +170,16 @@ def nvlink(facts: Facts, needs: Needs) -> Found:
                 f"in {name}, GPUs have no NVLink between them: {', '.join(slow[:4])}",
                 "name GPUs that are linked",
             )
-    for gpu in facts.machine.get("nvlink") or []:
-        down = sum(speed == 0 for speed in gpu["links_gb_s"])
-        if needs.kind == "gpus" and gpu["index"] in needs.devices and 0 < down < len(gpu["links_gb_s"]):
-            yield (
-                f"GPU {gpu['index']} has {down} of {len(gpu['links_gb_s'])} NVLinks down",
-                "reset or repair it",
-            )
+    found = facts.machine.get("nvlink") or []
+    linked = any(speed for gpu in found for speed in gpu["links_gb_s"])
+    for gpu in found:
+        down, count = sum(speed == 0 for speed in gpu["links_gb_s"]), len(gpu["links_gb_s"])
+        if needs.kind != "gpus" or gpu["index"] not in needs.devices:
+            continue
+        if 0 < down < count:
+            yield f"GPU {gpu['index']} has {down} of {count} NVLinks down", "reset or repair it"
+        elif linked and down == count:  # none is listed where all are down
+            yield f"GPU {gpu['index']} has no NVLink that is up, others have", "reset or repair it"
 
 
 def hash_seed(facts: Facts, needs: Needs) -> Found:

@@ -25,6 +25,7 @@ from typing import IO
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from splitbench.environment.interpreters import interpreter_for
 from splitbench.environment.pip_settings import read_pip_settings, uv_variables
 from splitbench.errors import UserError
 from splitbench.files import digest, read_json, write_json, write_text
@@ -142,30 +143,6 @@ def lock_python(lock: Path) -> str | None:
     return match[1] if match else None
 
 
-def _interpreter(wanted: str | None, uv: Path | None) -> str:
-    """What to make the environment with: this Python if it will do, else one of the wanted version.
-
-    Raises:
-        UserError: there is none, and no uv that could look further.
-    """
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if wanted is None or wanted == here:
-        return sys.executable
-    found = shutil.which(f"python{wanted}")
-    if found is None and uv is None:
-        raise UserError(
-            f"the lock is for Python {wanted}, this is {here}",
-            mend=f"install python{wanted}, or uv beside it",
-        )
-    return found or wanted
-
-
-def find_uv() -> Path | None:
-    """uv beside this interpreter or on the PATH; None where there is none, and pip has to do."""
-    found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
-    return Path(found) if found else None
-
-
 def build_serving_environment(
     lock: Path,
     destination: Path,
@@ -202,7 +179,7 @@ def build_serving_environment(
         _clear(destination)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as handle:
-            python = _interpreter(lock_python(lock), uv)
+            python = interpreter_for(lock_python(lock), uv)
             builder = _Builder(destination, uv, torch_cpu_index, handle, log, held, say, python)
             record = builder.build(wanted, wanted_digest)
         write_json(destination / RECORD, record.model_dump(mode="json"))

@@ -7,6 +7,7 @@ Usage: python -I serving_software.py packages|ucx|nixl|abi. Prints one JSON obje
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -148,10 +149,8 @@ def nixl() -> dict[str, Any]:
                 why = str(error)[:160]
     if bindings is None:
         return {"module": None, "why": why}
-    config = bindings.nixlAgentConfig()
-    for name in ("useProgThread", "useListenThread"):
-        if hasattr(config, name):
-            setattr(config, name, False)
+    _load_cuda()
+    config = _nixl_config(bindings)
     agent = bindings.nixlAgent("splitbench-probe", config)
     plugins = sorted(agent.getAvailPlugins())
     usable = []
@@ -162,6 +161,29 @@ def nixl() -> dict[str, Any]:
             continue
         usable.append(plugin)
     return {"module": module, "plugins": plugins, "usable": usable}
+
+
+def _load_cuda() -> None:
+    """CUDA's libraries of this environment's wheels, which torch has loaded long before an engine asks for NIXL.
+
+    Up to NIXL 0.6 the plugins look for libcudart without a path of their own: without this they seem to be broken.
+    """
+    for name in ("libcudart.so.*", "libcufile.so.*"):
+        for path in found(f"nvidia/*/lib/{name}"):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _nixl_config(bindings: Any) -> Any:
+    """Settings of an agent without threads; up to NIXL 0.6 they are arguments, the progress thread first."""
+    try:
+        config = bindings.nixlAgentConfig()
+    except TypeError:
+        return bindings.nixlAgentConfig(False, False)
+    for name in ("useProgThread", "useListenThread"):
+        if hasattr(config, name):
+            setattr(config, name, False)
+    return config
 
 
 def _nixl_modules() -> list[str]:

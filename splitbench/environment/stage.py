@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from splitbench.environment.check import Check, check
+from splitbench.environment.interpreters import find_uv
 from splitbench.environment.needs import needs_of
 from splitbench.environment.probe import fingerprint, probe_environment
-from splitbench.environment.serving_environment import build_serving_environment, find_uv
+from splitbench.environment.serving_environment import build_serving_environment
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
 from splitbench.serving.ending import status as session_status
@@ -181,12 +182,12 @@ def environment_now(flow: Workflow, recorded: Path, serving: Mapping[str, Any], 
     """The record of the environment that a cell is about to run in.
 
     That is the one that was recorded, unless this is another machine (a results folder that moved, a node of another
-    kind): then what is here is probed and kept.
+    kind) or it was changed since (a driver, packages): then what is here is probed and kept.
     """
     record = read_json(recorded)
     if "schema" not in record or record["fingerprint"] == fingerprint():
         return recorded
-    note("this is not the machine that was probed; probing this one")
+    note("this is not the machine as it was probed; probing it again")
     here = probe_environment(flow.serving_python, serving)
     keep(flow, here)
     return kept_record(flow, here["digest"])

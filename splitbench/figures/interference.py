@@ -121,7 +121,9 @@ def _timeline(measured: Measured, spec: FigureSpec, layout: Layout, concurrency:
     requests = requests[requests["ok"].to_numpy(dtype=bool)].sort_values("start_s", kind="stable")
     if requests["start_s"].isna().all():
         raise UserError(
-            "the result states no start times", where=cell_id, mend="measure it with vLLM 0.9 or newer"
+            "the result states no start times",
+            where=cell_id,
+            mend="leave this figure out, or measure with a newer vLLM",
         )
     tokens = measured.tokens(cell_id)
     order = np.lexsort((tokens.position, tokens.request))

@@ -51,7 +51,7 @@ def bench_command(
         *(_arrival(load) if result is not None else ["--request-rate", "inf"]),
         *("--seed", str(seed), "--temperature", "0"),
         # Our own readiness is stricter, and the client's check would send a measured prompt beforehand.
-        *("--ready-check-timeout-sec", "0", "--num-warmups", "0", "--disable-tqdm"),
+        *("--ready-check-timeout-sec", "0", "--disable-tqdm"),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", PRINTED_PERCENTILES),
         *flags(load["extra_args"]),
     ]

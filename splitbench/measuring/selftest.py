@@ -108,7 +108,7 @@ def measure(
                 row = rows[-1]
                 note(
                     f"{count} streams: ITLs off by {row['itl_error_p50_ms']:.2f} ms in the median, "
-                    f"{row['itl_error_p99_ms']:.2f} ms at P99; TTFT by {row['ttft_error_p50_ms']:.2f} ms"
+                    f"{row['itl_error_p99_ms']:.2f} ms at P99; TTFT by {row.get('ttft_error_p50_ms', math.nan):.2f} ms"
                 )
         finally:
             for process in started:
@@ -135,7 +135,7 @@ def _at(folder: Path, port: int, tokenizer: str, count: int, tokens: int) -> dic
             "--seed",
             "1",
         ),
-        *("--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "0", "--num-warmups", "0"),
+        *("--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "0"),
         *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", name),
     ]
     ended = run_warm(folder / "client.sock", argv, folder / "client.log", lambda: None)
@@ -156,8 +156,12 @@ def errors_of(bench: Mapping[str, Any]) -> dict[str, float]:
     gaps: list[float] = []
     firsts: list[float] = []
     missing = 0
+    starts_s = bench.get("start_times") or [math.nan] * len(bench["errors"])  # vLLM 0.11 does not state them
     for text, itls, ttft, start_s, error in zip(
-        *(bench[name] for name in ("generated_texts", "itls", "ttfts", "start_times", "errors")), strict=True
+        *(bench[name] for name in ("generated_texts", "itls", "ttfts")),
+        starts_s,
+        bench["errors"],
+        strict=True,
     ):
         stamps_s = [int(word) / 1e9 for word in text.split() if len(word) == _STAMP_DIGITS]
         if error or not stamps_s:
@@ -171,14 +175,15 @@ def errors_of(bench: Mapping[str, Any]) -> dict[str, float]:
         true = [later - earlier for earlier, later in itertools.pairwise(stamps_s)]
         gaps += [(seen - real) * 1e3 for seen, real in zip(itls, true, strict=True)]
     sizes = sorted(abs(gap) for gap in gaps) or [math.nan]
-    return {
+    found = {
         "itl_error_p50_ms": statistics.median(sizes),
         "itl_error_p99_ms": sizes[min(len(sizes) - 1, math.ceil(0.99 * len(sizes)) - 1)],
         "itl_error_max_ms": sizes[-1],
-        "ttft_error_p50_ms": statistics.median(firsts),
-        "ttft_error_max_ms": max(firsts),
         "merged_percent": 100 * missing / len(firsts),
     }
+    if not math.isnan(firsts[0]):
+        found |= {"ttft_error_p50_ms": statistics.median(firsts), "ttft_error_max_ms": max(firsts)}
+    return found
 
 
 def floor_at(path: Path, concurrency: int | None) -> float | None:

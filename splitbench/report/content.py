@@ -41,7 +41,7 @@ class Report:
         verdicts, break_even_input, claims: as the statistics stage wrote them.
         rerun_figure: command that draws one figure again, with `{figure}` for its name.
         language: of the page.
-        highest_loads: per layout and workload the highest load that kept the SLO, as name and words.
+        highest_loads: per layout and workload the highest load that kept the SLO: name, words, layout, workload.
         digests: further lineage (config, stack lock, environment), as label and digest.
     """
 
@@ -57,7 +57,7 @@ class Report:
     code_version: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     slo: str = ""
-    highest_loads: Sequence[tuple[str, str]] = ()
+    highest_loads: Sequence[tuple[str, ...]] = ()
     margin_percent: float = 5.0
     verdicts: Sequence[Mapping[str, Any]] = ()
     break_even_input: Sequence[Mapping[str, Any]] = ()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitbench.report.content import ms
@@ -26,7 +26,9 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
     language = words.language
     budget = str(Budget(kind=verdict["budget"]["kind"], count=verdict["budget"]["count"]))
     deciding = [one for one in verdict["differences"] if one["deciding"]]
+    of = ["verdict", verdict["workload"], budget, verdict["layout"], verdict["reference"]]
     return {
+        "of": of,
         "title": words("within", workload=verdict["workload"], budget=words.budget(budget)),
         "names": (verdict["reference"], verdict["layout"]),
         "pair": words("against", layout=verdict["layout"], reference=verdict["reference"]),
@@ -35,8 +37,8 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
         "class": _CLASSES[verdict["outcome"]],
         "why": explain(verdict, language),
         "next": advise(verdict, language),
-        "deciding": [_difference(one, words) for one in deciding],
-        "all": [_difference(one, words) for one in verdict["differences"]],
+        "deciding": [_difference(one, words, of) for one in deciding],
+        "all": [_difference(one, words, of) for one in verdict["differences"]],
         "keeps": [
             (name, words("none") if load is None else words("upto", load=f"{load:g}"))
             for name, load in verdict["highest_load"].items()
@@ -51,9 +53,10 @@ def verdict_card(verdict: Mapping[str, Any], words: Words) -> dict[str, Any]:
     }
 
 
-def _difference(one: Mapping[str, Any], words: Words) -> dict[str, Any]:
+def _difference(one: Mapping[str, Any], words: Words, of: Sequence[str]) -> dict[str, Any]:
     supported = one["supported"]
     return {
+        "of": [*of, one["load"], one["metric"], one["statistic"]],
         "load": f"c={one['load']:g}",
         "name": latency(one["metric"], one["statistic"], words.language),
         "reference": _ms(one["reference_ms"]),
@@ -75,6 +78,11 @@ def _break_even(line: Mapping[str, Any], verdict: Mapping[str, Any], words: Word
     if line["at"] is None:
         return words("break_even_none", **facts)
     return words("break_even_at", at=f"{line['at']:.3g}", ends=_ends(line), **facts)
+
+
+def input_of(line: Mapping[str, Any]) -> list[Any]:
+    """What a break-even along the input length is about."""
+    return ["input", line["layout"], line["reference"], line["load"], line["metric"], line["statistic"]]
 
 
 def input_line(line: Mapping[str, Any], words: Words) -> str:
@@ -103,14 +111,20 @@ def claim_card(claim: Mapping[str, Any], words: Words) -> dict[str, Any]:
     """One claim: its sentence, outcome, and every comparison behind it."""
     language = words.language
     undecided = claim["outcome"] == "not decidable"
+    of = ["claim", claim["claim"]]
     return {
+        "of": of,
         "name": claim["claim"],
         "says": (claim["says_ja"] if language == "ja" else "") or claim["says"],
         "outcome": OUTCOMES[language][claim["outcome"]],
         "class": _CLASSES[claim["outcome"]],
         "reads": words(f"reads_{claim['reads']}") if undecided else "",
         "mixed": any(test["mixed_content"] for test in claim["tests"]),
-        "rows": [_evidence(test, figure, words) for test in claim["tests"] for figure in test["figures"]],
+        "rows": [
+            _evidence(test, figure, words) | {"of": [*of, at, nth]}
+            for at, test in enumerate(claim["tests"])
+            for nth, figure in enumerate(test["figures"])
+        ],
     }
 
 

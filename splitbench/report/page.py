@@ -16,7 +16,8 @@ from splitbench.errors import UserError
 from splitbench.figures.measured import Layout, Measured, Metric
 from splitbench.files import read_json, write_text
 from splitbench.report.content import CELL_PERCENTILES, Effect, Growth, Report, cell_rows, effects, ms
-from splitbench.report.judged import claim_card, input_line, verdict_card
+from splitbench.report.judged import claim_card, input_line, input_of, verdict_card
+from splitbench.report.numbers import Numbers
 from splitbench.report.words import FIGURES, Words
 from splitbench.wording import METRICS, latency
 
@@ -44,8 +45,9 @@ def render(report: Report) -> str:
         report=report,
         css=(package / "page.css").read_text(encoding="utf-8"),
         words=words,
+        number=Numbers(),
         verdicts=[verdict_card(verdict, words) for verdict in report.verdicts],
-        turning=[input_line(line, words) for line in report.break_even_input],
+        turning=[{"text": input_line(line, words), "of": input_of(line)} for line in report.break_even_input],
         claims=[claim_card(claim, words) for claim in report.claims],
         sentences=[_sentence(effect, words) for effect in effects(measured, words=words)],
         counts={
@@ -82,12 +84,14 @@ def _metrics(measured: Measured) -> list[Metric]:
 
 def _sentence(effect: Effect, words: Words) -> dict[str, Any]:
     name = latency(effect.metric, f"p{effect.percentile:g}", words.language)
+    of = ["effect", effect.workload, effect.budget, effect.metric, f"p{effect.percentile:g}"]
     return {
+        "of": of,
         "workload": effect.workload,
         "lead": words(
             "lead", low=effect.low, high=effect.high, budget=words.budget(effect.budget), name=name
         ),
-        "arms": [_growth(growth, words) for growth in effect.growths],
+        "arms": [_growth(growth, words) | {"of": [*of, growth.layout.name]} for growth in effect.growths],
         "support": effect.support,
     }
 
@@ -162,6 +166,7 @@ def _facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
 def _plan(plan: Any) -> dict[str, Any]:
     layout = Layout(plan.layout, plan.kind, str(plan.budget), plan.first_token)
     return {
+        "layout": plan.layout,
         "words": layout.words,
         "connector": plan.connector or "",
         "first_token": plan.first_token or "",

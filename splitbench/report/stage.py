@@ -103,7 +103,7 @@ def _measured_by(measured: Measured) -> str:
     return text if versions == [__version__] else f"{text} (this page is by {__version__})"
 
 
-def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[str, str]]]:
+def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[str, ...]]]:
     slo = statistics["slo"]
     names = {"itl_ms": "ITL", "ttft_ms": "TTFT"}
     limits = [f"{names[key]} {slo[key]:g} ms" for key in names if slo.get(key) is not None]
@@ -115,6 +115,8 @@ def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[s
             words("slo_none")
             if found["concurrency"] is None
             else words("slo_load", load=found["concurrency"]),
+            found["layout"],
+            found["workload"],
         )
         for found in statistics["highest_load"]
     ]

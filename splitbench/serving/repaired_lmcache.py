@@ -39,8 +39,10 @@ class LMCacheConnectorV1(_LMCacheConnectorV1):  # type: ignore[misc]
 
     _mended = False
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        # vLLM 0.11.0 gives and takes two arguments; later ones look for the third by its name.
+        more = () if kv_cache_config is None else (kv_cache_config,)
+        super().__init__(vllm_config, role, *more)
         self._repairs = list(vllm_config.kv_transfer_config.get_from_extra_config(KEY, []))
 
     def start_load_kv(self, forward_context: Any, **more: Any) -> None:

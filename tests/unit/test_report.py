@@ -14,7 +14,7 @@ from report_data import judged
 from splitbench.errors import UserError
 from splitbench.figures.gallery import FIGURE_NAMES, FigureSpec, Measured, draw, lineage, write_figure
 from splitbench.report import Report, effects, render, write_report
-from splitbench.report.content import ms, number
+from splitbench.report.content import cell_rows, ms, number
 from splitbench.report.words import FIGURES, WORDS
 from splitbench.serving.plan import Budget, EnginePlan, Plan, ProxyPlan
 from splitbench.statistics.clusters import clustered
@@ -212,7 +212,7 @@ def test_the_page_says_all_that_it_must(page: tuple[str, Measured]) -> None:
     assert "vLLM 0.32.0" in text and "CPU two cores" in text and "snakemake --cores 2" in text
     assert "the time to second token is" in text
     assert page[0].count("<figure ") == 1
-    assert page[0].count('<tr class="invalid">') == 1
+    assert page[0].count('<tr class="invalid"') == 1
 
 
 def test_same_input_same_page(page: tuple[str, Measured]) -> None:
@@ -259,7 +259,7 @@ def test_the_verdict_comes_first_and_claims_follow(language: Language) -> None:
     assert "enforce_eager: agg-tp4 true, pd-tp2 false" in text
     for claim in facts["claims"]:
         assert claim["claim"] in text
-    assert html.count('<div class="claim">') == 3
+    assert html.count('<div class="claim"') == 3
     assert {claim["outcome"] for claim in facts["claims"]} >= {"contradicted"}
     assert ("集約構成のテール" in text) is (language == "ja")
 
@@ -292,3 +292,17 @@ def test_what_engines_said_stands_with_their_layout(page: tuple[str, Measured]) 
 def test_without_a_pair_the_page_says_so() -> None:
     m = measured(loads=(1, 8), layouts=("agg-tp4", "pd-tp4"))
     assert "there is nothing to compare" in Page(render(Report("x", m))).text
+
+
+def test_a_cell_of_another_environment_is_marked_on_the_page() -> None:
+    found = tables(loads=(1, 8))
+    cells = found["cells"]
+    cells["environment_digest"] = "1" * 64
+    odd = cells.index[3]
+    cells.loc[odd, "environment_digest"] = "2" * 64
+    m = Measured.from_frames(cells, found["requests"], found["tokens"], found["checks"])
+    marked = [(row.cell_id, row.reasons[-1]) for row in cell_rows(m, "long", ["itl_ms"]) if row.reasons]
+    said = f"made in environment 22222222, {len(cells) - 1} of {len(cells)} cells in 11111111"
+    assert (cells.loc[odd, "cell_id"], ("environment", "warn", said)) in marked
+    assert sum(reason[0] == "environment" for _, reason in marked) == 1
+    assert said in render(Report("x", m))

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from splitbench.environment.interpreters import find_uv
 from splitbench.environment.pip_settings import PipSettings, read_pip_settings, uv_variables
 from splitbench.environment.serving_environment import (
     RECORD,
     ServingEnvironment,
     build_serving_environment,
-    find_uv,
     lock_digest,
     read_lock,
 )

@@ -58,11 +58,12 @@ def _is_fabric_manager(name: str) -> bool:
 
 def parse_ucx_info(text: str) -> Facts:
     """`ucx_info -v`: the version of the system's UCX and whether it was built with CUDA."""
-    match = re.search(r"^# (?:Library v|V)ersion:? (\d+\.\d+\.\d+)", text, re.MULTILINE)
+    # Up to 1.9 the line is "# UCT version=1.6.0 revision f8b9db6".
+    match = re.search(r"^# (?:Library v|V|UCT v)ersion[:=]? ?(\d+\.\d+\.\d+)", text, re.MULTILINE)
     if match is None:
         raise NotUnderstoodError("no version in it")
     revision = re.search(r"revision ([0-9a-f]{7,40})", text)
-    configured = re.search(r"^# Configured with: (.*)$", text, re.MULTILINE)
+    configured = re.search(r"^# [Cc]onfigured with: (.*)$", text, re.MULTILINE)
     return {
         "ucx": {
             "system": match[1],

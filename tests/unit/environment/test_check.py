@@ -14,6 +14,7 @@ import pytest
 import yaml
 from environments import eight_gpu_needs, eight_gpus, two_core_needs, two_cores
 
+from splitbench.cli import main
 from splitbench.environment import probe, stage
 from splitbench.environment.check import check, table
 from splitbench.environment.difference import differences, read_environment
@@ -266,3 +267,36 @@ def test_another_machine_is_probed_again(tmp_path: Path, monkeypatch: pytest.Mon
     here = stage.environment_now(flow, recorded, {}, said.append)  # type: ignore[arg-type]
     assert here != recorded and read_json(here)["fingerprint"] == record["fingerprint"] and len(said) == 1
     assert read_json(here)["digest"][:16] == here.stem
+
+
+def test_packages_that_changed_on_the_same_machine_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = SimpleNamespace(path=lambda name: str(tmp_path / name), serving_python=Path("/no/such/python"))
+    listed = tmp_path / "status"
+    listed.write_text("Package: ucx\n", encoding="utf-8")
+    monkeypatch.setattr(probe, "_PACKAGE_LISTS", (str(listed), str(tmp_path / "none")))
+    recorded = tmp_path / "probe.json"
+    write_json(recorded, probe.probe_environment(None))
+    assert stage.environment_now(flow, recorded, {}, [].append) == recorded  # type: ignore[arg-type]
+    listed.write_text("Package: ucx\nPackage: doca-ofed\n", encoding="utf-8")
+    assert stage.environment_now(flow, recorded, {}, [].append) != recorded  # type: ignore[arg-type]
+
+
+def test_two_dates_of_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Two folders of results from one server: in March, and in May after an update of driver and OFED.
+    march, may = eight_gpus(), eight_gpus()
+    march["machine"]["packages"] = {"doca-ofed": "3.0.0-058218", "libnccl2": "2.27.3"}
+    may["machine"]["packages"] = {"doca-ofed": "3.1.0-091000", "libnccl2": "2.27.3"}
+    may["machine"]["driver"]["version"] = "580.105.08"
+    may["machine"]["fabric_manager"] = {"package": "580.105.08-1"}
+    may["moment"] = {"gpus": [], "listening": [22, 8000]}
+    for name, record in (("march", march), ("may", may)):
+        write_json(tmp_path / name / "results/x/environment/probe-cuda-1.json", record)
+    assert main(["environment", "diff", str(tmp_path / "march"), str(tmp_path / "may")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "GPU driver: 580.159.04 in A, 580.105.08 in B",
+        "fabric manager: 580.159.04-1 in A, 580.105.08-1 in B",
+        "system package doca-ofed: 3.0.0-058218 in A, 3.1.0-091000 in B",
+    ]
+    assert main(["environment", "diff", str(tmp_path / "may"), str(tmp_path / "may")]) == 0

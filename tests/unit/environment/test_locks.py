@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from environments import eight_gpu_needs, eight_gpus
 
-from splitbench.environment import serving_environment, serving_software
+from splitbench.environment import serving_software
+from splitbench.environment.interpreters import interpreter_for
 from splitbench.environment.needs import Needs
 from splitbench.environment.rules import findings
 from splitbench.environment.serving_environment import lock_python, read_lock
@@ -17,6 +21,7 @@ from splitbench.environment.serving_software import dynamic_symbols, missing_sym
 from splitbench.errors import UserError
 
 ENVS = Path(__file__).parents[3] / "envs"
+KEPT = Path(__file__).parents[2] / "fixtures" / "vllm"
 CUDA = ["serving-cuda-lmcache-0.3.10.lock", "serving-cuda.lock"]
 
 
@@ -48,14 +53,72 @@ def test_locks_break_no_rule_about_versions(name: str, cuda: str) -> None:
     assert findings(record, Needs(kind="gpus", connectors=("lmcache", "nixl"))) == []
 
 
-def test_a_lock_for_another_python_asks_for_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter = serving_environment._interpreter
+def test_the_installed_reference_breaks_no_rule_on_eight_gpus() -> None:
+    # What the probe found of the environment that the workflow made from this lock; machine and driver are kept ones.
+    software = json.loads((KEPT / "software-cuda-lmcache-0.3.10.json").read_text(encoding="utf-8"))
+    packages = {locked.name: locked.version for locked in read_lock(ENVS / CUDA[0])}
+    assert software["packages"] == packages
+    assert software["nixl"]["usable"] and software["missing_symbols"] == {"lmcache": [], "vllm": []}
+    assert findings(eight_gpus() | {"software": software}, eight_gpu_needs()) == []
+
+
+class _OldConfig:
+    """nixlAgentConfig of NIXL 0.6.1, whose settings are arguments and not optional."""
+
+    def __init__(self, progress_thread: bool, listen_thread: bool = False) -> None:
+        self.given = (progress_thread, listen_thread)
+
+
+class _NewConfig:
+    useProgThread = True  # noqa: N815 (NIXL's own name)
+
+
+def test_nixl_s_settings_old_and_new() -> None:
+    old = serving_software._nixl_config(SimpleNamespace(nixlAgentConfig=_OldConfig))
+    new = serving_software._nixl_config(SimpleNamespace(nixlAgentConfig=_NewConfig))
+    assert old.given == (False, False) and new.useProgThread is False
+
+
+def test_cuda_of_the_wheels_is_loaded_before_nixl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "nvidia/cuda_runtime/lib/libcudart.so.12"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"no library")  # one that does not load is no error: NIXL says what it lacks
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    loaded: list[str] = []
+    monkeypatch.setattr(serving_software.ctypes, "CDLL", lambda name, mode: loaded.append(name))
+    serving_software._load_cuda()
+    assert loaded == [str(library)]
+
+
+def test_a_lock_for_another_python_asks_for_that_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert interpreter(None, None) == interpreter(here, None) == sys.executable
-    monkeypatch.setattr(serving_environment.shutil, "which", lambda name: None)
-    assert interpreter("3.99", Path("/bin/uv")) == "3.99"
+    assert interpreter_for(None, None) == interpreter_for(here, None) == sys.executable
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
+    assert interpreter_for("3.99", Path("/bin/uv")) == "3.99"
     with pytest.raises(UserError, match=r"install python3\.99"):
-        interpreter("3.99", None)
+        interpreter_for("3.99", None)
+
+
+def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pyenv has a shim for each version that it knows, and runs those that were chosen; uv stops at the first too.
+    def python(path: Path, says: str) -> Path:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{says}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    python(tmp_path / "shims/python3.99", "exit 127")
+    python(tmp_path / "liar/python3.99", "echo 3.98")
+    kept = python(tmp_path / "root/versions/3.99.1/bin/python3.99", "echo 3.99")
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{tmp_path}/liar")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "root"))
+    assert interpreter_for("3.99", None) == str(kept)
+    first = python(tmp_path / "bin/python3.99", "echo 3.99")
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{tmp_path}/bin")
+    assert interpreter_for("3.99", Path("/bin/uv")) == str(first)
 
 
 def test_symbols_are_read_from_real_libraries() -> None:

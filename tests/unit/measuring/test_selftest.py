@@ -44,6 +44,14 @@ def test_a_failed_request_is_no_measurement() -> None:
         errors_of(failed)
 
 
+def test_a_client_that_states_no_start_times() -> None:
+    # vLLM 0.11.0: its answer to the paced engine, twelve tokens of each of two streams.
+    kept = Path(__file__).parents[2] / "fixtures" / "vllm" / "bench-0.11.0.json"
+    found = errors_of(json.loads(kept.read_text(encoding="utf-8")))
+    assert 0 < found["itl_error_p50_ms"] < 2 and found["merged_percent"] == 0
+    assert "ttft_error_p50_ms" not in found
+
+
 def test_the_nearest_number_of_streams_counts(tmp_path: Path) -> None:
     path = tmp_path / "client-floor.json"
     assert floor_at(path, 4) is None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -356,3 +357,16 @@ def test_ingest_does_not_import_pandas(tmp_path):
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_real_result_of_an_older_client(ingest):
+    # vLLM 0.11.0 states neither start times nor latencies.
+    path = Path(__file__).parents[2] / "fixtures" / "vllm" / "bench-0.11.0.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    got = ingest(path)
+    assert got.column("ttft_ms") == [t * 1e3 for t in result["ttfts"]]
+    assert got.column("start_s") == [None, None] and got.column("e2e_derived") == [True, True]
+    assert got.column("e2e_ms") == pytest.approx(
+        [1e3 * (t + sum(gaps)) for t, gaps in zip(result["ttfts"], result["itls"], strict=True)]
+    )
+    assert len(got.tokens) == 22 and got.cell["requests_completed"] == 2
