@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ IDS = [number * 41 % 20011 for number in range(1, 150)]
 GREEDY = {"model": "tiny-llama", "temperature": 0, "ignore_eos": True}
 CHAT = {"messages": [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": TEXT}]}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+# Close to what the model takes, so that an answer without a limit is short.
+LONG = " ".join(f"w{number * 53 % 9001}" for number in range(960))
 
 EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 1}),
@@ -44,6 +50,8 @@ EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": IDS[:5]}),
     (COMPLETIONS, {"prompt": [TEXT, "w1 w2 w3"], "max_tokens": 6}),
     (COMPLETIONS, {"prompt": [IDS, IDS[::-1]], "max_tokens": 5, "min_tokens": 5}),
+    (COMPLETIONS, {"prompt": [IDS[:9]], "max_tokens": None}),
+    (CHATS, {"messages": [{"role": "user", "content": LONG}]}),
     (CHATS, CHAT | {"max_tokens": 1}),
     (CHATS, CHAT | {"max_completion_tokens": 8}),
 ]
@@ -54,8 +62,10 @@ FROM_THE_DECODER: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 9, "seed": 4, "temperature": 0.9, "presence_penalty": 0.4}),
     (CHATS, CHAT | {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}),
 ]
+NEVER_SEWN = ("stop", "logprobs", "echo", "seed", "presence_penalty")
 STREAMS: list[dict[str, Any]] = [
     {},
+    {"stream": True},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 ]
 
@@ -79,12 +89,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
             stop(state)
 
 
-@pytest.fixture(scope="module")
-def sewing_proxy(session: Session) -> Iterator[str]:
-    """A proxy that takes the first token from the prefill engine."""
+@contextmanager
+def proxy(session: Session, *arguments: str, decoders: Sequence[str] = ()) -> Iterator[str]:
+    """A proxy of our own before the session's engines; `decoders` are ports instead of the decode engine's."""
     ports = {engine.role: engine.url.rsplit(":", 1)[1] for engine in session.engines}
-    command = [sys.executable, "-m", "splitbench.proxy", "--mode", "lmcache-mp", "--first-token", "prefiller"]
-    command += ["--port", "0", "--prefiller-port", ports["prefill"], "--decoder-port", ports["decode"]]
+    command = [sys.executable, "-m", "splitbench.proxy", *arguments, "--port", "0"]
+    command += ["--prefiller-port", ports["prefill"], "--num-decoders", str(max(1, len(decoders)))]
+    command += ["--decoder-port", ",".join(decoders or [ports["decode"]])]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -92,6 +103,13 @@ def sewing_proxy(session: Session) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def sewing_proxy(session: Session) -> Iterator[str]:
+    """A proxy that takes the first token from the prefill engine."""
+    with proxy(session, "--mode", "lmcache-mp", "--first-token", "prefiller") as url:
+        yield url
 
 
 def decoder(session: Session) -> str:
@@ -180,6 +198,77 @@ def test_answers_sewn_from_two_engines_are_one_engines_own(session: Session, sew
     compare(sewing_proxy, decoder(session), EVERYWHERE)
 
 
+def test_an_answer_ends_at_a_stop_word(session: Session) -> None:
+    async def words() -> list[str]:
+        async with aiohttp.ClientSession() as client:
+            whole = await ask(
+                client, decoder(session) + COMPLETIONS, GREEDY | {"prompt": IDS, "max_tokens": 8}
+            )
+            return str(whole.value["choices"][0]["text"]).split()
+
+    fourth = asyncio.run(words())[3]
+    stops = ({"stop": fourth}, {"stop": ["never", fourth], "include_stop_str_in_output": True})
+    compare(
+        session.front_url,
+        decoder(session),
+        [(COMPLETIONS, {"prompt": IDS, "max_tokens": 8} | stop) for stop in stops],
+    )
+
+
+def test_what_cannot_be_sewn_is_refused_by_name(session: Session, sewing_proxy: str) -> None:
+    async def test() -> None:
+        async with aiohttp.ClientSession() as client:
+            for path, fields in [*FROM_THE_DECODER, (COMPLETIONS, {"prompt": IDS, "stop": "w1"})]:
+                if not any(name in fields for name in NEVER_SEWN):
+                    continue
+                got = await ask(client, sewing_proxy + path, GREEDY | fields)
+                assert got.status == 400, (fields, got.raw)
+                assert got.value["error"]["param"] in fields
+                assert "--first-token decoder" in got.value["error"]["message"]
+
+    asyncio.run(test())
+
+
+def test_a_dead_decoder_is_an_error_at_once_and_another_one_takes_over(session: Session) -> None:
+    dead, alive = str(free_ports(1)[0]), decoder(session).rsplit(":", 1)[1]
+    body = GREEDY | {"prompt": IDS, "max_tokens": 4}
+
+    async def replies(front: str, count: int) -> list[Reply]:
+        async with aiohttp.ClientSession() as client:
+            return [await ask(client, front + COMPLETIONS, body) for _ in range(count)]
+
+    # Nothing listens there, as after a crash.
+    with proxy(session, "--mode", "nixl", decoders=(dead,)) as front:
+        began = time.monotonic()
+        (lost,) = asyncio.run(replies(front, 1))
+        assert (lost.status, time.monotonic() - began < 5) == (502, True), lost.raw
+        assert dead in lost.value["error"]["message"]
+    (want,) = asyncio.run(replies(decoder(session), 1))
+    with proxy(session, "--mode", "nixl", decoders=(dead, alive)) as front:
+        assert [shape(reply) for reply in asyncio.run(replies(front, 4))] == [shape(want)] * 4
+
+
+def test_a_decoder_that_hangs_is_given_up_in_time_and_serves_again(session: Session) -> None:
+    (hung,) = [engine for engine in session.engines if engine.role == "decode"]
+    body = GREEDY | {"prompt": IDS, "max_tokens": 4}
+
+    async def test(front: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            want = await ask(client, decoder(session) + COMPLETIONS, body)
+            os.kill(hung.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                late = await ask(client, front + COMPLETIONS, body)
+            finally:
+                os.kill(hung.pid, signal.SIGCONT)
+            assert (late.status, time.monotonic() - began < 5) == (504, True), late.raw
+            assert shape(await ask(client, front + COMPLETIONS, body)) == shape(want)
+            assert await all_freed(session)
+
+    with proxy(session, "--mode", "nixl", "--answer-timeout-s", "1") as front:
+        asyncio.run(test(front))
+
+
 def test_refusals_are_the_engines_own(session: Session, sewing_proxy: str) -> None:
     async def test() -> None:
         async with aiohttp.ClientSession() as client:
@@ -200,7 +289,6 @@ def test_refusals_are_the_engines_own(session: Session, sewing_proxy: str) -> No
 
 def test_an_abandoned_request_frees_both_engines(session: Session) -> None:
     async def test() -> None:
-        urls = [engine.url for engine in session.engines]
         for after in (0, 1):
             async with aiohttp.ClientSession() as client:
                 body = GREEDY | {"prompt": TEXT, "max_tokens": 600, "stream": True}
@@ -211,15 +299,18 @@ def test_an_abandoned_request_frees_both_engines(session: Session) -> None:
                 else:
                     with pytest.raises(TimeoutError):
                         await asyncio.wait_for(request, 0.05)
-        async with asyncio.timeout(60):
-            while any(
-                metric(url, name)
-                for url in urls
-                for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-            ):
-                await asyncio.sleep(0.2)
+        assert await all_freed(session)
 
     asyncio.run(test())
+
+
+async def all_freed(session: Session) -> bool:
+    """Wait until no engine works on a request or holds KV."""
+    names = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+    async with asyncio.timeout(60):
+        while any(metric(engine.url, name) for engine in session.engines for name in names):
+            await asyncio.sleep(0.2)
+    return True
 
 
 def test_the_front_is_ready_with_its_engines(session: Session, tmp_path: Path) -> None:
