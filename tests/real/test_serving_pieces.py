@@ -200,7 +200,11 @@ def pair(
 
 
 def _disaggregated(
-    pair: tuple[Engine, Engine], tokens: list[int], count: int, prefilled: list[int] | None = None
+    pair: tuple[Engine, Engine],
+    tokens: list[int],
+    count: int,
+    prefilled: list[int] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Prefill, then decode; `prefilled` is the prompt whose KV the decoder gets, if not its own."""
     prefill, decode = pair
@@ -213,7 +217,7 @@ def _disaggregated(
         "remote_port": None,
     }
     first = prefill.complete(prefilled or tokens, 1, kv_transfer_params=wanted)
-    return decode.complete(tokens, count, kv_transfer_params=first["kv_transfer_params"])
+    return decode.complete(tokens, count, kv_transfer_params=first["kv_transfer_params"], **more)
 
 
 def test_the_engine_says_what_the_architecture_says(pair: tuple[Engine, Engine], model: Path) -> None:
@@ -278,13 +282,14 @@ class FrontDoor(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Door)
         self.pair, self.manner = pair, "sound"
 
-    def complete(self, tokens: list[int], count: int) -> dict[str, Any]:
+    def complete(self, tokens: list[int], count: int, **more: Any) -> dict[str, Any]:
         if self.manner == "sound":
-            return _disaggregated(self.pair, tokens, count)
+            return _disaggregated(self.pair, tokens, count, **more)
         if self.manner == "forgetful":
             self.pair[0].complete(tokens, 1)
-            return self.pair[1].complete(tokens, count)
-        return _disaggregated(self.pair, tokens, count, prefilled=[(token + 1) % 31_000 for token in tokens])
+            return self.pair[1].complete(tokens, count, **more)
+        wrong = [(token + 1) % 31_000 for token in tokens]
+        return _disaggregated(self.pair, tokens, count, prefilled=wrong, **more)
 
 
 class _Door(BaseHTTPRequestHandler):
@@ -292,7 +297,8 @@ class _Door(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(self.server.complete(asked["prompt"], asked["max_tokens"])).encode()
+        more = {name: asked[name] for name in ("logprobs", "return_tokens_as_token_ids") if name in asked}
+        body = json.dumps(self.server.complete(asked["prompt"], asked["max_tokens"], **more)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
