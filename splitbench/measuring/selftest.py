@@ -108,6 +108,9 @@ def write_floor(
 def floor_or_why(flow: Workflow, output: Path, note: Callable[[str], None], streams: Sequence[int]) -> None:
     """As `write_floor`, but a client that can't be tested keeps nobody from measuring: the record says why."""
     try:
+        if not flow.serving_python.exists():
+            # Results that came from elsewhere: what this machine adds is not in them.
+            raise UserError("the serving environment that measured the cells is not on this machine")
         write_floor(flow, output, note, streams=streams)
     except UserError as error:
         note(f"the client's self-test failed, so there is no measurement floor: {error}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -54,10 +55,16 @@ def test_a_failed_self_test_keeps_nobody_from_measuring(
         raise UserError("no client here")
 
     monkeypatch.setattr(selftest, "write_floor", fails)
-    said: list[str] = []
-    floor_or_why(cast("Workflow", None), tmp_path / "floor.json", said.append, [1])
-    assert read_floor(tmp_path / "floor.json") == {"rows": [], "why_not": "no client here"}
-    assert "there is no measurement floor: no client here" in said[0]
+    path = tmp_path / "floor.json"
+    for python, why in (
+        (Path(sys.executable), "no client here"),
+        (tmp_path / "gone", "the serving environment that measured the cells is not on this machine"),
+    ):
+        said: list[str] = []
+        flow = SimpleNamespace(serving_python=python)
+        floor_or_why(cast("Workflow", flow), path, said.append, [1])
+        assert read_floor(path) == {"rows": [], "why_not": why}
+        assert f"there is no measurement floor: {why}" in said[0]
 
 
 def test_a_failed_request_is_no_measurement() -> None:
