@@ -248,9 +248,11 @@ def _taken(
         return []
     text = (
         f"{taken:.0f} % of {evidence.processors} processors were taken: other processes used {used:.0f} % of a core, "
-        f"a hypervisor {stolen:.1f} % of all; close what runs beside it and run with --config on_invalid=rerun"
+        f"a hypervisor {stolen:.1f} % of all"
     )
-    return [("invalid" if taken > thresholds.taken_invalid_percent else "warn", text)]
+    if taken <= thresholds.taken_invalid_percent:
+        return [("warn", text)]
+    return [("invalid", f"{text}; close what runs beside it and run with --config on_invalid=rerun")]
 
 
 def _gpus(evidence: Evidence, figures: dict[str, Any]) -> list[tuple[Verdict, str]]:

@@ -134,6 +134,7 @@ def test_a_machine_that_others_use() -> None:
     assert (both.verdict, both.figures["taken_percent"]) == ("invalid", 25.4)
     assert both.reason.startswith("25 % of 2 processors were taken: other processes used 28 % of a core")
     assert "on_invalid=rerun" in both.reason
+    assert "on_invalid" not in by(11.4, 0).reason  # which measures refused cells only
     # A neighbour that fills a core matters less where there are many.
     assert check("machine", series=by_series(100.0), processors=64).verdict == "ok"
     # Engines on GPUs have processors to spare, but not if the machine itself is taken away.
