@@ -56,3 +56,24 @@ rule model:
         model=flow.section("model"),
     script:
         "../scripts/model.py"
+
+
+# What the client itself adds to latencies, on an otherwise idle machine: before the first session is up.
+rule client_floor:
+    input:
+        serving=ancient(rules.serving_environment.output[0]),
+        model=ancient(rules.model.output[0]),
+    output:
+        flow.floor_path,
+    log:
+        flow.path(f"logs/environment/client-{flow.stack_key}.log"),
+    priority: len(flow.cells) + 1
+    conda:
+        "../envs/workflow.yaml"
+    threads: workflow.cores
+    resources:
+        node=1,
+    params:
+        streams=list(flow.experiment.node.selftest_streams),
+    script:
+        "../scripts/client_floor.py"

@@ -12,6 +12,7 @@ rule report:
         # Not rules.check.output: that has been marked as ancient where cells use it, and a mark stays.
         check=flow.path(f"environment/check-{flow.stack_key}.json"),
         figures=figure_files(),
+        floor=floor_files,
     output:
         report(
             flow.path("report.html"),

@@ -204,8 +204,8 @@ class Workflow:
 
     @property
     def floor_path(self) -> str:
-        """What `splitbench selftest-client` found out about the client."""
-        return self.path("client-floor.json")
+        """What the self-test found out about the client: of this machine, and of the client's version."""
+        return self.path(f"environment/client-{self.stack_key}.json")
 
     @property
     def asked_percentiles(self) -> str:

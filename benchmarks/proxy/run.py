@@ -221,7 +221,9 @@ def median(rows: list[dict[str, Any]], name: str, streams: int, key: str) -> flo
     return statistics.median(value for value in values if value is not None) if values else float("nan")
 
 
-def summary(rows: list[dict[str, Any]], streams: list[int], waiting: dict[str, Any]) -> dict[str, Any]:
+def summary(
+    rows: list[dict[str, Any]], streams: list[int], most: int, waiting: dict[str, Any]
+) -> dict[str, Any]:
     """Ratios within the run: the figures that the proxy is held to."""
     found: dict[str, Any] = {}
     for count in streams:
@@ -240,6 +242,11 @@ def summary(rows: list[dict[str, Any]], streams: list[int], waiting: dict[str, A
             added = median(rows, candidate, least, key) - median(rows, "direct", least, key)
             found[f"{candidate}, {least} streams: {what}, less direct's (ms)"] = round(added, 3)
     found["CPU share while requests wait for KV"] = waiting
+    # A stall is a stream that does not end, or a gap far beyond direct's.
+    for name in sorted({row["candidate"] for row in rows if row["streams"] == most}):
+        complete = median(rows, name, most, "complete")
+        gap_ms = median(rows, name, most, "gap_ms_max")
+        found[f"{name}, {most} streams: complete, longest gap (ms)"] = [round(complete), round(gap_ms, 1)]
     return found
 
 
@@ -288,7 +295,7 @@ def main() -> None:
                 )
     result = {
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load_before": load_before},
-        "summary": summary(rows, streams, waiting_cpu(32, 10)),
+        "summary": summary(rows, streams, given.most_streams, waiting_cpu(32, 10)),
         "rows": rows,
     }
     print(json.dumps(result["summary"], indent=2))

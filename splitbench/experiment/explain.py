@@ -20,6 +20,7 @@ RERUNS: tuple[tuple[str, str], ...] = (
     (r"experiment", "everything, in a folder of its own; the results of the old name stay"),
     (r"title|language", "the report"),
     (r"seed", "every cell"),
+    (r"node\.selftest_streams", "the client's self-test, the checks and what rests on them; no cell"),
     (r".*\.startup_limit_s|.*\.port|node", "nothing that was measured"),
     (r"check|stack\.expects", "the check of the machine; no cell"),
     (r"stack\.(python|torch_cpu_index)", "nothing that was measured"),

@@ -239,6 +239,11 @@ class Node(Section):
     base_port: Port = Field(17100, description="ports are counted upwards from here")
     idle_limit_s: PositiveFloat = Field(300.0, description="a session that nobody uses ends after this")
     telemetry: Telemetry = Telemetry()
+    selftest_streams: tuple[PositiveInt, ...] = Field(
+        (1, 4, 16, 64, 256),
+        description="requests in flight at which is measured, before the first cell, what the client itself adds to "
+        "latencies; empty: it is not",
+    )
 
 
 class EngineDefaults(Section):
@@ -601,9 +606,16 @@ class Thresholds(Section):
         description="how late the client's event loop may be, as a share of the ITL at the same percentile",
     )
     client_late_ms: PositiveFloat = Field(5.0, description="late ticks below this are never remarked on")
-    steal_percent: PositiveFloat = Field(5.0, description="of the processors that a hypervisor may take away")
-    others_percent: PositiveFloat = Field(
-        25.0, description="of one core that other processes may use, where engines run on cores"
+    steal_percent: PositiveFloat = Field(
+        5.0, description="of the processors that a hypervisor may take away, where engines run on GPUs"
+    )
+    taken_warn_percent: PositiveFloat = Field(
+        5.0,
+        description="of the processors that other processes and a hypervisor may take, where engines run on cores, "
+        "before it is remarked on",
+    )
+    taken_invalid_percent: PositiveFloat = Field(
+        25.0, description="the same, beyond which the cell is refused"
     )
     power_capped_percent: PositiveFloat = Field(
         5.0, description="of the samples in which a GPU's power limit may hold its clocks down"

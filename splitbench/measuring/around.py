@@ -145,6 +145,7 @@ class Around:
             "series": to_json(series),
             "foreign": sorted({*self._foreign, *self._strangers()}),
             "ticks": loop,
+            "processors": os.cpu_count(),
             "sampler_cpu_s": round(self._sampler.cpu_s, 4),
         }
         logs = {}

@@ -38,6 +38,15 @@ class ClientExit(BaseModel):
     """Why we ended it; None where it ended by itself."""
 
 
+def client_env(model: str) -> dict[str, str]:
+    """Environment of a warm client: it reports to nobody, and looks nothing up where the model is a folder."""
+    return {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1" if Path(model).exists() else "0",
+    }
+
+
 def run_warm(
     socket_path: Path,
     argv: Sequence[str],

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from splitbench.experiment.models import Thresholds
+from splitbench.measuring.floor import Floor
 from splitbench.measuring.logs import EngineLog
 from splitbench.measuring.metrics import Metrics, growth
 
@@ -80,11 +81,12 @@ class Evidence:
         logs: what each engine wrote, by engine.
         series: telemetry.
         client_loop: how late the client's event loop was while it measured (`p50_ms`, `p99_ms`); None: not known.
+        processors: of the machine.
         foreign: what somebody else had on the devices, in words.
         smoke: what the session's smoke test found.
         transports: what the layout states for the KV transfer (`UCX_TLS`), by engine.
         chunk_tokens: only whole chunks of so many tokens move, the rest is computed; None: all of a prompt moves.
-        measurement_floor_ms: what the client itself adds to an ITL at this load (P99); None: not measured.
+        floor: what the client itself adds to an ITL at this load; None: not measured.
         percentiles: percentiles that are asked of the cell, in percent.
         pooled_cells: cells (restarts and repeats) that are taken together before a percentile is read.
     """
@@ -109,11 +111,12 @@ class Evidence:
     logs: Mapping[str, EngineLog] = field(default_factory=dict)
     series: Sequence[Series] = ()
     client_loop: Mapping[str, float] | None = None
+    processors: int = 1
     foreign: Sequence[str] = ()
     smoke: Mapping[str, Any] | None = None
     transports: Mapping[str, str] = field(default_factory=dict)
     chunk_tokens: int | None = None
-    measurement_floor_ms: float | None = None
+    floor: Floor | None = None
     percentiles: Sequence[float] = ()
     pooled_cells: int = 1
 

@@ -15,6 +15,7 @@ from splitbench.files import read_json
 from splitbench.measuring.around import lateness_series, loop_lateness
 from splitbench.measuring.checks import EngineEvidence, Evidence
 from splitbench.measuring.evidence import Series
+from splitbench.measuring.floor import Row, nearest
 from splitbench.measuring.logs import EngineLog, logs_from_json
 from splitbench.measuring.run import CellFiles
 from splitbench.measuring.smoke import chunk_tokens
@@ -41,7 +42,7 @@ def evidence_of(
     *,
     percentiles: Sequence[float] = (),
     pooled_cells: int = 1,
-    floor_ms: float | None = None,
+    floor_rows: Sequence[Row] = (),
 ) -> Evidence:
     """What the checks of a cell look at.
 
@@ -52,7 +53,7 @@ def evidence_of(
         thresholds: of the experiment.
         percentiles: asked of the cell.
         pooled_cells: cells that are taken together before a percentile is read.
-        floor_ms: what the client itself adds to an ITL at this load; None: not measured.
+        floor_rows: what the client's self-test found; empty: it was not run.
     """
     metrics = read_json(files.metrics)
     bench = orjson.loads(files.bench.read_bytes().replace(b"Infinity", b"null").replace(b"NaN", b"null"))
@@ -82,14 +83,27 @@ def evidence_of(
         series=series,
         client_loop=_loop(telemetry, bench),
         clock_start_s=float(telemetry["clock_start_s"]),
+        # Cells of older versions don't say; the layout's own cores are the least there can be.
+        processors=int(telemetry.get("processors") or len({d for e in plan.engines for d in e.devices})),
         foreign=list(telemetry["foreign"]),
         smoke=record.get("smoke"),
         transports={engine.name: engine.env["UCX_TLS"] for engine in plan.engines if "UCX_TLS" in engine.env},
         chunk_tokens=chunk_tokens(plan),
-        measurement_floor_ms=floor_ms,
+        floor=nearest(floor_rows, cell.concurrency or _mean_in_flight(bench)),
         percentiles=percentiles,
         pooled_cells=pooled_cells,
     )
+
+
+def _mean_in_flight(bench: Mapping[str, Any]) -> float | None:
+    """Requests in flight over an open loop's whole run: by Little's law, seconds in the system per second."""
+    times = [
+        (start, start + (latency or 0.0))
+        for start, latency in zip(bench.get("start_times") or [], bench.get("latencies") or [], strict=False)
+        if start
+    ]
+    span_s = max((end for _, end in times), default=0.0) - min((start for start, _ in times), default=0.0)
+    return sum(end - start for start, end in times) / span_s if span_s > 0 else None
 
 
 def _loop(telemetry: Mapping[str, Any], bench: Mapping[str, Any]) -> dict[str, float] | None:

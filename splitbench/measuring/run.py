@@ -21,7 +21,7 @@ from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import digest, read_json, sha256_file, write_json, written_aside
 from splitbench.measuring.around import Around, SessionNotes, Watching
-from splitbench.measuring.client import ClientExit, prompts_file, run_warm, ticks_file
+from splitbench.measuring.client import ClientExit, client_env, prompts_file, run_warm, ticks_file
 from splitbench.measuring.command import bench_command
 from splitbench.measuring.live import CellView
 from splitbench.measuring.prompts import write_prompts_of_lines
@@ -162,14 +162,7 @@ def run_cell(
 
 def _client(places: Places) -> ClientPlan:
     script = places.repository / "splitbench" / "measuring" / "client_server.py"
-    return ClientPlan(
-        argv=("{serving_python}", str(script), "{client_socket}"),
-        env={
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1" if Path(places.model).exists() else "0",
-        },
-    )
+    return ClientPlan(argv=("{serving_python}", str(script), "{client_socket}"), env=client_env(places.model))
 
 
 def _measure(

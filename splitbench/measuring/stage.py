@@ -18,6 +18,7 @@ from splitbench.experiment.cells import Cell
 from splitbench.files import canonical_json, read_json, write_json
 from splitbench.measuring.around import Watching
 from splitbench.measuring.evidence import Check
+from splitbench.measuring.floor import read_floor
 from splitbench.measuring.live import CellView
 from splitbench.measuring.progress import Load, Standing, clock, remaining_s
 from splitbench.measuring.prompts import check_file
@@ -94,7 +95,6 @@ def judge(flow: Workflow, cell: Cell) -> list[Check]:
     # Loaded here since the workflow reads this module whenever it is parsed.
     from splitbench.measuring.checks import all_checks
     from splitbench.measuring.recorded import evidence_of
-    from splitbench.measuring.selftest import floor_at
 
     files, experiment = _files(flow, cell), flow.experiment
     evidence = evidence_of(
@@ -104,7 +104,7 @@ def judge(flow: Workflow, cell: Cell) -> list[Check]:
         experiment.thresholds,
         percentiles=(experiment.slo.percentile,),
         pooled_cells=experiment.matrix.restarts * experiment.matrix.repeats,
-        floor_ms=floor_at(Path(flow.floor_path), cell.concurrency),
+        floor_rows=(read_floor(Path(flow.floor_path)) or {}).get("rows", ()),
     )
     return all_checks(evidence)
 

@@ -31,6 +31,7 @@ COMPARED = (
     "attention_backend",
     "hybrid_kv_manager",
     "model_runner",
+    "front_end",
     "async_scheduling",
 )
 # All engines of a layout together; it depends on how the model is spread, so small differences are let be.

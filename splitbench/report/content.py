@@ -43,6 +43,7 @@ class Report:
         language: of the page.
         highest_loads: per layout and workload the highest load that kept the SLO: name, words, layout, workload.
         digests: further lineage (config, stack lock, environment), as label and digest.
+        floor: what the client's self-test found; None: it was not run.
     """
 
     experiment: str
@@ -64,6 +65,7 @@ class Report:
     claims: Sequence[Mapping[str, Any]] = ()
     rerun_figure: str = ""
     language: Language = "en"
+    floor: Mapping[str, Any] | None = None
 
 
 def ms(value: float) -> str:

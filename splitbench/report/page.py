@@ -63,6 +63,7 @@ def render(report: Report) -> str:
         mixed="second_token_ms" in metrics,
         checks=sorted({str(name) for name in measured.checks["check"]}),
         outcomes=_outcomes(measured),
+        floor=_floor(report.floor, words),
         figures=[_figure(stem, report) for stem in report.figures],
         plans=[_plan(plan) | {"facts": _facts(report.facts.get(plan.layout, {}))} for plan in report.plans],
     )
@@ -154,6 +155,24 @@ def _is_wide(png: Path) -> bool:
     head = png.read_bytes()[16:24]
     width = int.from_bytes(head[:4], "big")
     return width > 1500
+
+
+def _floor(found: Mapping[str, Any] | None, words: Words) -> dict[str, Any] | None:
+    """The client's self-test as rows of text, or why there is none; None where none was asked for."""
+    if not found:
+        return None
+    if not found["rows"]:
+        return {"note": words("floor_none", why=found["why_not"]), "rows": []}
+    columns = ("itl_error_p50_ms", "itl_error_p99_ms", "ttft_error_p50_ms", "ttft_error_max_ms")
+    rows = [
+        [f"{row['streams']:g}", *(f"{row[name]:.2f}" for name in columns), f"{row['merged_percent']:g} %"]
+        for row in found["rows"]
+    ]
+    note = words("floor_note", interval=f"{found['interval_ms']:g}", tokens=found["tokens"])
+    others = found.get("others_cpu_percent")
+    if others is not None:
+        note = f"{note} {words('floor_others', percent=f'{others:.0f}')}"
+    return {"note": note, "rows": rows}
 
 
 def _facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from splitbench.environment.neighbours import strangers
 from splitbench.environment.probe import environment_digest
 from splitbench.figures.measured import Measured
 from splitbench.files import digest, read_json
+from splitbench.measuring.floor import read_floor
 from splitbench.report.content import Report
 from splitbench.report.page import write_report
 from splitbench.report.words import Words
@@ -65,6 +66,7 @@ def write_page(
         break_even_input=found["break_even_input"],
         claims=found["claims"],
         language=experiment.language,
+        floor=read_floor(Path(flow.floor_path)),
         code_version=__version__,
         slo=slo,
         highest_loads=loads,

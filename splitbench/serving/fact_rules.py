@@ -239,6 +239,11 @@ RULES: Mapping[str, Rule] = {
         _text,
         log=(r"Using (V\d) Model Runner", (r"using the V1 model runner instead", "V1")),
     ),
+    "front_end": Rule(
+        "what answers HTTP: `python`, or `rust` (VLLM_USE_RUST_FRONTEND)",
+        _text,
+        log=((r"Launching Rust frontend", "rust"), (r"Starting vLLM (?:API )?server", "python")),
+    ),
     "block_size": Rule(
         "tokens in a KV block",
         _whole,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,16 @@ from splitbench.tables.parts import write_part
 from splitbench.workflow import Workflow
 
 
-def write_cell_part(flow: Workflow, cell_id: str, folder: Path) -> None:
+def write_cell_part(
+    flow: Workflow, cell_id: str, folder: Path, note: Callable[[str], None] | None = None
+) -> None:
     """Check one cell and write its parts of the tables, and `checks.json`, into a folder.
+
+    Args:
+        flow: the experiment.
+        cell_id: which of its cells.
+        folder: where the parts go.
+        note: told in one line when the cell is invalid, and why.
 
     Raises:
         UserError: the client's file can't be read; the line names it and the place.
@@ -45,6 +53,9 @@ def write_cell_part(flow: Workflow, cell_id: str, folder: Path) -> None:
         folder / "checks.json",
         {"cell_id": cell_id, "verdict": worst(checks), "checks": [check.as_dict() for check in checks]},
     )
+    failed = [f"{check.name}: {check.reason}" for check in checks if check.verdict == "invalid"]
+    if failed and note is not None:
+        note(f"{cell_id} is invalid and left out of every verdict ({'; '.join(failed)})")
 
 
 def _telemetry_rows(series: Iterable[Series]) -> list[dict[str, Any]]:

@@ -131,6 +131,10 @@ def _environment(flow: Workflow, machine: Mapping[str, Any]) -> Path:
         **machine,
     }
     write_json(probe, {"machine": facts, "serving": serving})
+    row = {"streams": 4, "itl_error_p50_ms": 0.2, "itl_error_p99_ms": 2.0, "itl_error_max_ms": 3.0}
+    row |= {"ttft_error_p50_ms": 1.0, "ttft_error_max_ms": 4.0, "merged_percent": 0.0}
+    floor = {"interval_ms": 20.0, "tokens": 64, "others_cpu_percent": 3.0, "rows": [row]}
+    write_json(Path(flow.floor_path), floor)
     check = {"expectations": [], "findings": [], "went_on": False, "stack": None}
     write_json(Path(flow.path(f"environment/check-{flow.stack_key}.json")), check)
     write_json(Path(flow.path(f"models/{flow.model_key}.json")), {"model": flow.model, "key": flow.model_key})

@@ -39,6 +39,7 @@ def small_demo() -> dict[str, Any]:
         }
     }
     config["matrix"] = {"concurrency": [1, 3]}
+    config["node"] = {"selftest_streams": [1, 4]}
     config["figures"] = {"itl_by_concurrency": {}, "ttft_of_layouts": {}}
     return config
 
@@ -93,6 +94,24 @@ def test_kv_moved_by_the_decoders_own_count(done: Flow) -> None:
         # Blocks move whole, so never fewer bytes than the tokens hold.
         assert moved is not None
         assert moved >= PROMPTS * (INPUT_TOKENS - 1) * model["kv_bytes_per_token"]
+
+
+def test_the_client_was_measured_first_and_its_floor_is_on_the_page(done: Flow) -> None:
+    (path,) = done.results.glob("environment/client-*.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [row["streams"] for row in found["rows"]] == [1, 4]
+    for row in found["rows"]:
+        # A loaded machine makes the client late; only a wrong clock or token would make it late by seconds, or early.
+        assert 0 < row["itl_error_p50_ms"] <= row["itl_error_p99_ms"] < 1000
+        assert 0 < row["ttft_error_p50_ms"] < 1000
+        assert row["merged_percent"] == 0
+    assert path.stat().st_mtime < min(
+        each.stat().st_mtime for each in done.results.glob("cells/*/*/*/*/cell.json")
+    )
+    assert 'id="floor"' in (done.results / "report.html").read_text(encoding="utf-8")
+    checks = pq.read_table(done.results / "tables" / "checks.parquet").to_pandas()
+    client = checks[checks["check"] == "client"]
+    assert {dict(figures)["floor_streams"] for figures in client["figures"]} == {1.0, 4.0}
 
 
 def test_layouts_get_the_same_prompts(done: Flow) -> None:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenAI requests through the proxy and real engines, compared with the decoder's answers when asked directly.
 
-One prefill and one decode engine serve all of it. Behind the session's own proxy KV moves over NIXL; a second proxy
-asks the same engines without a hand-over, to sew the first token of one to the rest of the other (each computes the
-prompt then, which changes no answer).
+One prefill and one decode engine serve all of it: over NIXL, and over LMCache's server where its environment is given.
+A second proxy asks the same engines without a hand-over, to sew the first token of one to the rest of the other (each
+computes the prompt then, which changes no answer).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,10 @@ TEXT = " ".join(f"w{number * 37 % 9001}" for number in range(200))
 IDS = [number * 41 % 20011 for number in range(1, 150)]
 GREEDY = {"model": "tiny-llama", "temperature": 0, "ignore_eos": True}
 CHAT = {"messages": [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": TEXT}]}
+WANTED = os.environ.get("SPLITBENCH_TEST_LMCACHE", "")
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+# Close to what the model takes, so that an answer without a limit is short.
+LONG = " ".join(f"w{number * 53 % 9001}" for number in range(960))
 
 EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 1}),
@@ -44,6 +51,8 @@ EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": IDS[:5]}),
     (COMPLETIONS, {"prompt": [TEXT, "w1 w2 w3"], "max_tokens": 6}),
     (COMPLETIONS, {"prompt": [IDS, IDS[::-1]], "max_tokens": 5, "min_tokens": 5}),
+    (COMPLETIONS, {"prompt": [IDS[:9]], "max_tokens": None}),
+    (CHATS, {"messages": [{"role": "user", "content": LONG}]}),
     (CHATS, CHAT | {"max_tokens": 1}),
     (CHATS, CHAT | {"max_completion_tokens": 8}),
 ]
@@ -54,16 +63,38 @@ FROM_THE_DECODER: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 9, "seed": 4, "temperature": 0.9, "presence_penalty": 0.4}),
     (CHATS, CHAT | {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}),
 ]
+NEVER_SEWN = ("stop", "logprobs", "echo", "seed", "presence_penalty")
 STREAMS: list[dict[str, Any]] = [
     {},
+    {"stream": True},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 ]
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        "nixl",
+        pytest.param(
+            "lmcache-mp",
+            marks=pytest.mark.skipif(
+                not WANTED, reason="SPLITBENCH_TEST_LMCACHE says with which environment, see test_lmcache_mp"
+            ),
+        ),
+    ],
+)
+def connector(request: pytest.FixtureRequest) -> str:
+    """How KV moves between the engines; also the proxy's mode."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """The demo's prefill-decode layout, up."""
-    config = yaml.safe_load((REPOSITORY / "config" / "config.yaml").read_text(encoding="utf-8"))
+def session(connector: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A prefill-decode layout of the demo's engines, up."""
+    file = {"nixl": "config.yaml", "lmcache-mp": "experiments/cpu-lmcache-mp.yaml"}[connector]
+    config = yaml.safe_load((REPOSITORY / "config" / file).read_text(encoding="utf-8"))
+    if connector == "lmcache-mp" and WANTED != "build":
+        config["stack"] = {"name": "given", "python": WANTED, "packages": {"vllm": "0.32.0+cpu"}}
     flow = Workflow(config | {"node": {"base_port": free_ports(12)[0]}})
     ensure_serving(flow, print)
     ensure_model(flow, print)
@@ -79,12 +110,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
             stop(state)
 
 
-@pytest.fixture(scope="module")
-def sewing_proxy(session: Session) -> Iterator[str]:
-    """A proxy that takes the first token from the prefill engine."""
+@contextmanager
+def proxy(session: Session, *arguments: str, decoders: Sequence[str] = ()) -> Iterator[str]:
+    """A proxy of our own before the session's engines; `decoders` are ports instead of the decode engine's."""
     ports = {engine.role: engine.url.rsplit(":", 1)[1] for engine in session.engines}
-    command = [sys.executable, "-m", "splitbench.proxy", "--mode", "lmcache-mp", "--first-token", "prefiller"]
-    command += ["--port", "0", "--prefiller-port", ports["prefill"], "--decoder-port", ports["decode"]]
+    command = [sys.executable, "-m", "splitbench.proxy", *arguments, "--port", "0"]
+    command += ["--prefiller-port", ports["prefill"], "--num-decoders", str(max(1, len(decoders)))]
+    command += ["--decoder-port", ",".join(decoders or [ports["decode"]])]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -92,6 +124,13 @@ def sewing_proxy(session: Session) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def sewing_proxy(session: Session) -> Iterator[str]:
+    """A proxy that takes the first token from the prefill engine."""
+    with proxy(session, "--mode", "lmcache-mp", "--first-token", "prefiller") as url:
+        yield url
 
 
 def decoder(session: Session) -> str:
@@ -166,18 +205,93 @@ def compare(front: str, direct: str, requests: list[tuple[str, dict[str, Any]]])
     return asyncio.run(test())
 
 
-def test_answers_over_nixl_are_the_engines_own(session: Session) -> None:
+def test_answers_on_moved_kv_are_the_engines_own(session: Session, connector: str) -> None:
     direct = decoder(session)
     labels = 'source="external_kv_transfer"'
     moved = metric(direct, "vllm:prompt_tokens_by_source_total", labels)
     asked = compare(session.front_url, direct, EVERYWHERE + FROM_THE_DECODER)
     moved = metric(direct, "vllm:prompt_tokens_by_source_total", labels) - moved
-    assert moved >= asked > 0
+    # LMCache's server moves whole chunks only, and keeps what it was given before.
+    assert moved >= (asked if connector == "nixl" else 1)
+    assert asked > 0
     assert metric(session.front_url, "splitbench_proxy_kv_not_moved_total") == 0
 
 
 def test_answers_sewn_from_two_engines_are_one_engines_own(session: Session, sewing_proxy: str) -> None:
     compare(sewing_proxy, decoder(session), EVERYWHERE)
+
+
+def test_an_answer_ends_at_a_stop_word(session: Session) -> None:
+    async def words() -> list[str]:
+        async with aiohttp.ClientSession() as client:
+            whole = await ask(
+                client, decoder(session) + COMPLETIONS, GREEDY | {"prompt": IDS, "max_tokens": 8}
+            )
+            return str(whole.value["choices"][0]["text"]).split()
+
+    fourth = asyncio.run(words())[3]
+    stops = ({"stop": fourth}, {"stop": ["never", fourth], "include_stop_str_in_output": True})
+    compare(
+        session.front_url,
+        decoder(session),
+        [(COMPLETIONS, {"prompt": IDS, "max_tokens": 8} | stop) for stop in stops],
+    )
+
+
+def test_what_cannot_be_sewn_is_refused_by_name(session: Session, sewing_proxy: str) -> None:
+    async def test() -> None:
+        async with aiohttp.ClientSession() as client:
+            for path, fields in [*FROM_THE_DECODER, (COMPLETIONS, {"prompt": IDS, "stop": "w1"})]:
+                if not any(name in fields for name in NEVER_SEWN):
+                    continue
+                got = await ask(client, sewing_proxy + path, GREEDY | fields)
+                assert got.status == 400, (fields, got.raw)
+                assert got.value["error"]["param"] in fields
+                assert "--first-token decoder" in got.value["error"]["message"]
+
+    asyncio.run(test())
+
+
+def test_a_dead_decoder_is_an_error_at_once_and_another_one_takes_over(
+    session: Session, connector: str
+) -> None:
+    dead, alive = str(free_ports(1)[0]), decoder(session).rsplit(":", 1)[1]
+    body = GREEDY | {"prompt": IDS, "max_tokens": 4}
+
+    async def replies(front: str, count: int) -> list[Reply]:
+        async with aiohttp.ClientSession() as client:
+            return [await ask(client, front + COMPLETIONS, body) for _ in range(count)]
+
+    # Nothing listens there, as after a crash.
+    with proxy(session, "--mode", connector, decoders=(dead,)) as front:
+        began = time.monotonic()
+        (lost,) = asyncio.run(replies(front, 1))
+        assert (lost.status, time.monotonic() - began < 5) == (502, True), lost.raw
+        assert dead in lost.value["error"]["message"]
+    (want,) = asyncio.run(replies(decoder(session), 1))
+    with proxy(session, "--mode", connector, decoders=(dead, alive)) as front:
+        assert [shape(reply) for reply in asyncio.run(replies(front, 4))] == [shape(want)] * 4
+
+
+def test_a_decoder_that_hangs_is_given_up_in_time_and_serves_again(session: Session, connector: str) -> None:
+    (hung,) = [engine for engine in session.engines if engine.role == "decode"]
+    body = GREEDY | {"prompt": IDS, "max_tokens": 4}
+
+    async def test(front: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            want = await ask(client, decoder(session) + COMPLETIONS, body)
+            os.kill(hung.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                late = await ask(client, front + COMPLETIONS, body)
+            finally:
+                os.kill(hung.pid, signal.SIGCONT)
+            assert (late.status, time.monotonic() - began < 5) == (504, True), late.raw
+            assert shape(await ask(client, front + COMPLETIONS, body)) == shape(want)
+            assert await all_freed(session)
+
+    with proxy(session, "--mode", connector, "--answer-timeout-s", "1") as front:
+        asyncio.run(test(front))
 
 
 def test_refusals_are_the_engines_own(session: Session, sewing_proxy: str) -> None:
@@ -200,7 +314,6 @@ def test_refusals_are_the_engines_own(session: Session, sewing_proxy: str) -> No
 
 def test_an_abandoned_request_frees_both_engines(session: Session) -> None:
     async def test() -> None:
-        urls = [engine.url for engine in session.engines]
         for after in (0, 1):
             async with aiohttp.ClientSession() as client:
                 body = GREEDY | {"prompt": TEXT, "max_tokens": 600, "stream": True}
@@ -211,15 +324,18 @@ def test_an_abandoned_request_frees_both_engines(session: Session) -> None:
                 else:
                     with pytest.raises(TimeoutError):
                         await asyncio.wait_for(request, 0.05)
-        async with asyncio.timeout(60):
-            while any(
-                metric(url, name)
-                for url in urls
-                for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-            ):
-                await asyncio.sleep(0.2)
+        assert await all_freed(session)
 
     asyncio.run(test())
+
+
+async def all_freed(session: Session) -> bool:
+    """Wait until no engine works on a request or holds KV."""
+    names = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+    async with asyncio.timeout(60):
+        while any(metric(engine.url, name) for engine in session.engines for name in names):
+            await asyncio.sleep(0.2)
+    return True
 
 
 def test_the_front_is_ready_with_its_engines(session: Session, tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ import yaml
 
 from splitbench.environment.serving_environment import ServingEnvironment
 from splitbench.environment.stage import ensure_serving
-from splitbench.experiment.models import Thresholds
+from splitbench.errors import UserError
+from splitbench.files import read_json
 from splitbench.measuring import client_server
+from splitbench.measuring.around import SessionNotes, Watching
 from splitbench.measuring.client import run_warm
 from splitbench.measuring.logs import ucx_transports
-from splitbench.measuring.smoke import smoke
 from splitbench.serving.session import Server
 from splitbench.serving.synthetic_model import SyntheticModel, make_synthetic_model, read_weights
 from splitbench.workflow import REPOSITORY, Workflow
@@ -50,6 +51,8 @@ class Engine:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+    manner_file: Path
+    """What a decoder's connector does badly; see `broken_nixl`."""
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
@@ -128,15 +131,18 @@ def pair(
     environment: ServingEnvironment, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
     logs = tmp_path_factory.mktemp("logs")
+    manner_file = logs / "manner"
     ports = _free_ports(4)
     started: list[Engine] = []
     try:
         for index, role in enumerate(("kv_producer", "kv_consumer")):
             transfer = {
                 "kv_connector": "NixlConnector",
-                "kv_connector_module_path": "splitbench.serving.calm_nixl",
+                # The decoder's is the same, and can be told to move KV badly.
+                "kv_connector_module_path": ("splitbench.serving.calm_nixl", "tests.real.broken_nixl")[index],
                 "kv_role": role,
                 "kv_buffer_device": "cpu",
+                "kv_connector_extra_config": {"manner_file": str(manner_file)},
             }
             argv = [
                 *(str(environment.python_path), "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
@@ -170,7 +176,7 @@ def pair(
                         "UCX_LOG_LEVEL": "info",
                     },
                 )
-            started.append(Engine(ports[index], process, log))
+            started.append(Engine(ports[index], process, log, manner_file))
         until_s = time.monotonic() + START_LIMIT_S
         for engine in started:
             while True:
@@ -194,7 +200,11 @@ def pair(
 
 
 def _disaggregated(
-    pair: tuple[Engine, Engine], tokens: list[int], count: int, prefilled: list[int] | None = None
+    pair: tuple[Engine, Engine],
+    tokens: list[int],
+    count: int,
+    prefilled: list[int] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Prefill, then decode; `prefilled` is the prompt whose KV the decoder gets, if not its own."""
     prefill, decode = pair
@@ -207,7 +217,7 @@ def _disaggregated(
         "remote_port": None,
     }
     first = prefill.complete(prefilled or tokens, 1, kv_transfer_params=wanted)
-    return decode.complete(tokens, count, kv_transfer_params=first["kv_transfer_params"])
+    return decode.complete(tokens, count, kv_transfer_params=first["kv_transfer_params"], **more)
 
 
 def test_the_engine_says_what_the_architecture_says(pair: tuple[Engine, Engine], model: Path) -> None:
@@ -272,13 +282,14 @@ class FrontDoor(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Door)
         self.pair, self.manner = pair, "sound"
 
-    def complete(self, tokens: list[int], count: int) -> dict[str, Any]:
+    def complete(self, tokens: list[int], count: int, **more: Any) -> dict[str, Any]:
         if self.manner == "sound":
-            return _disaggregated(self.pair, tokens, count)
+            return _disaggregated(self.pair, tokens, count, **more)
         if self.manner == "forgetful":
             self.pair[0].complete(tokens, 1)
-            return self.pair[1].complete(tokens, count)
-        return _disaggregated(self.pair, tokens, count, prefilled=[(token + 1) % 31_000 for token in tokens])
+            return self.pair[1].complete(tokens, count, **more)
+        wrong = [(token + 1) % 31_000 for token in tokens]
+        return _disaggregated(self.pair, tokens, count, prefilled=wrong, **more)
 
 
 class _Door(BaseHTTPRequestHandler):
@@ -286,7 +297,8 @@ class _Door(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(self.server.complete(asked["prompt"], asked["max_tokens"])).encode()
+        more = {name: asked[name] for name in ("logprobs", "return_tokens_as_token_ids") if name in asked}
+        body = json.dumps(self.server.complete(asked["prompt"], asked["max_tokens"], **more)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -308,15 +320,24 @@ def front_door(pair: tuple[Engine, Engine]) -> Iterator[FrontDoor]:
 
 
 @pytest.mark.parametrize(
-    ("manner", "kv_moved", "same_answers", "words"),
+    ("manner", "connector", "kv_moved", "same_answers", "words"),
     [
-        ("sound", "ok", "ok", "answers agree to 100 %"),
-        ("forgetful", "invalid", "ok", "loaded only 0.0 %"),
-        ("mistaken", "ok", "invalid", "it agrees with itself to 100 %"),
+        ("sound", "sound", "ok", "ok", "answers agree to 100 %"),
+        ("forgetful", "sound", "invalid", "ok", "loaded only 0.0 %"),
+        ("mistaken", "sound", "ok", "invalid", "it agrees with itself to 100 %"),
+        ("sound", "silent", "invalid", "invalid", "no byte"),
+        ("sound", "unwritten", "ok", "invalid", "it agrees with itself to 100 %"),
+        ("sound", "misplaced", "ok", "invalid", "it agrees with itself to 100 %"),
     ],
 )
 def test_a_pair_that_does_not_move_kv_well_is_refused(
-    front_door: FrontDoor, manner: str, kv_moved: str, same_answers: str, words: str
+    front_door: FrontDoor,
+    tmp_path: Path,
+    manner: str,
+    connector: str,
+    kv_moved: str,
+    same_answers: str,
+    words: str,
 ) -> None:
     front_door.manner = manner
     engines = [
@@ -326,14 +347,26 @@ def test_a_pair_that_does_not_move_kv_well_is_refused(
         )
     ]
     session: Any = SimpleNamespace(
-        engines=engines, proxy=None, front_url=f"http://127.0.0.1:{front_door.server_port}"
+        engines=engines, proxy=None, front_url=f"http://127.0.0.1:{front_door.server_port}", folder=tmp_path
     )
     plan = SimpleNamespace(connector="nixl", kind="pd", served_model="m", services=())
     cell: Any = SimpleNamespace(plan=plan, layout="pd")
+    told = front_door.pair[1].manner_file
+    told.write_text(connector)
     began = time.monotonic()
-    found = smoke(cell, session, 1024, Thresholds())
-    assert (found["kv-moved"].verdict, found["same-answers"].verdict) == (kv_moved, same_answers), found
-    assert words in " ".join(check.reason for check in found.values())
+    said: list[str] = []
+    refused = ""
+    notes = SessionNotes(session)
+    try:
+        notes.smoke(cell, session, Watching(longest=1024), said.append)
+    except UserError as error:
+        refused = str(error)
+    finally:
+        told.unlink()
+    found = {each["name"]: each for each in read_json(tmp_path / "measuring.json")["smoke"].values()}
+    assert (found["kv-moved"]["verdict"], found["same-answers"]["verdict"]) == (kv_moved, same_answers), said
+    assert words in " ".join(said)
+    assert ("failed its smoke test and is not measured" in refused) == ("invalid" in (kv_moved, same_answers))
     assert time.monotonic() - began < 30
 
 

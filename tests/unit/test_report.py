@@ -306,3 +306,18 @@ def test_a_cell_of_another_environment_is_marked_on_the_page() -> None:
     assert (cells.loc[odd, "cell_id"], ("environment", "warn", said)) in marked
     assert sum(reason[0] == "environment" for _, reason in marked) == 1
     assert said in render(Report("x", m))
+
+
+def test_the_measurement_floor_is_on_the_page() -> None:
+    row = {"streams": 16, "itl_error_p50_ms": 0.371, "itl_error_p99_ms": 7.9, "itl_error_max_ms": 9.0}
+    row |= {"ttft_error_p50_ms": 1.5, "ttft_error_max_ms": 4.25, "merged_percent": 6.25}
+    found = {"interval_ms": 20.0, "tokens": 64, "others_cpu_percent": 31.2, "rows": [row]}
+    for language, heading in (("en", "Measurement floor"), ("ja", "測定の下限")):
+        page = render(Report("x", measured(), language=language, floor=found))  # type: ignore[arg-type]
+        text = Page(page).text
+        assert heading in text
+        assert "16 0.37 7.90 1.50 4.25 6.25 %" in text
+        assert "31 %" in text
+    lacking = Page(render(Report("x", measured(), floor={"rows": [], "why_not": "no client here"}))).text
+    assert "Not known: no client here" in lacking
+    assert "Measurement floor" not in Page(render(Report("x", measured()))).text

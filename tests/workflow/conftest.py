@@ -28,6 +28,7 @@ def flow(tmp_path: Path, stub: Path) -> Iterator[Flow]:
 def finished(tmp_path_factory: pytest.TempPathFactory, stub: Path) -> Flow:
     """A working folder in which everything was run; tests may only look, or plan."""
     made = Flow(tmp_path_factory.mktemp("finished"), stub)
+    made.config = made.edited("node/selftest_streams", [4])
     done = made.run()
     assert done.returncode == 0, done.stdout + done.stderr
     return made

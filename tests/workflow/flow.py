@@ -44,7 +44,8 @@ def default_config(python: Path, base_port: int) -> dict[str, Any]:
         "title": "Stubbed engines",
         "stack": {"name": "stub", "python": str(python), "packages": {"vllm": STUB_VERSION}},
         "model": {"name": "stub", "synthetic": {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 2}},
-        "node": {"base_port": base_port},
+        # The client's self-test takes seconds: only runs that are about it have it.
+        "node": {"base_port": base_port, "selftest_streams": []},
         "engine": {"startup_limit_s": 30, "env": {"VLLM_STUB_STEP_MS": "2", "VLLM_STUB_STARTUP_S": "0.1"}},
         "layouts": {
             "agg": {"kind": "aggregated", "cores": [0]},

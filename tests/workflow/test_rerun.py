@@ -133,6 +133,14 @@ def test_a_threshold_checks_again_but_measures_nothing(finished: Flow) -> None:
     assert finished.planned(config=config) == {"part": 8, **AFTER_CELLS}
 
 
+def test_the_clients_self_test_judges_again_but_measures_nothing(finished: Flow) -> None:
+    again = {"client_floor": 1, "part": 8, **AFTER_CELLS}
+    assert finished.planned(config=finished.edited("node/selftest_streams", [1, 4])) == again
+    # Without one there is nothing to judge by.
+    del again["client_floor"]
+    assert finished.planned(config=finished.edited("node/selftest_streams", [])) == again
+
+
 def test_where_ports_are_changes_plans_only(finished: Flow) -> None:
     assert finished.planned(config=finished.edited("node/base_port", 25000)) == {"plan": 2}
 
@@ -145,6 +153,7 @@ def test_another_stack_runs_every_cell(finished: Flow) -> None:
     config = finished.edited("stack/packages", {"vllm": "0.33.0"})
     assert finished.planned(config=config) == {
         "serving_environment": 1,
+        "client_floor": 1,
         "probe": 1,
         "check": 1,
         "cell": 8,

@@ -50,6 +50,7 @@ def test_it_holds_everything(finished: Finished) -> None:
             for suffix in (".png", ".pdf", ".svg", ".csv", ".json")
         ),
         *(f"{results}/{name}" for name in ("report.html", "statistics.json", "tables/cells.parquet")),
+        f"{results}/environment/client-{finished.flow.stack_key}.json",
         f"{results}/logs/cells/{cell}.log.gz",
     }
     assert wanted <= names

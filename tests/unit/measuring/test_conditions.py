@@ -11,6 +11,7 @@ from made_up import CLOCK_S, bench, engine, evidence, pd, watched
 from splitbench.measuring import conditions
 from splitbench.measuring.checks import Check, all_checks
 from splitbench.measuring.evidence import Series
+from splitbench.measuring.floor import Floor
 from splitbench.measuring.logs import EngineLog
 from splitbench.measuring.symmetry import COMPARED, POOL, differences, facts_of, symmetry
 from splitbench.serving.fact_rules import RULES
@@ -88,8 +89,10 @@ def test_two_cells_at_once_on_one_engine() -> None:
 
 # -- client
 def test_a_client_at_the_limit_of_its_core() -> None:
-    busy = Series("client", "cpu_percent", [1.1, 1.2], [99.0, 98.0])
+    busy = Series("client", "cpu_percent", [1.1, 1.2, 1.3], [99.0, 98.0, 97.0])
     assert check("client", series=watched(busy)).verdict == "invalid"
+    once = Series("client", "cpu_percent", [1.1], [135.0])  # of a cell of a second or two
+    assert check("client", series=watched(once)).verdict == "ok"
     building_prompts = Series("client", "cpu_percent", [0.5, 1.2], [100.0, 40.0])
     assert check("client", series=watched(building_prompts)).verdict == "ok"
 
@@ -103,19 +106,43 @@ def test_a_late_event_loop() -> None:
 
 
 def test_itls_near_the_clients_own_noise() -> None:
-    assert check("client", measurement_floor_ms=1.0).verdict == "ok"
-    near = check("client", measurement_floor_ms=8.0)
-    assert near.verdict == "warn"
-    assert "near the client's own 8.00 ms" in near.reason
+    assert check("client", floor=Floor(4, 0.2, 2.0)).verdict == "ok"
+    blurred = check("client", floor=Floor(4, 4.0, 2.0))
+    assert blurred.verdict == "warn"
+    assert blurred.reason == "ITLs (median 12.00 ms) are near the measurement floor (4.00 ms)"
+    tail = check("client", floor=Floor(4, 0.2, 8.0))
+    assert (tail.verdict, tail.figures["floor_p99_ms"]) == ("warn", 8.0)
+    assert tail.reason == "ITLs (P99 12.00 ms) are near the measurement floor (8.00 ms)"
 
 
 # -- machine
+def by_series(others: float) -> tuple[Series, ...]:
+    return watched(Series("host", "others_cpu_percent", [1.1], [others]))
+
+
 def test_a_machine_that_others_use() -> None:
-    steal = Series("host", "steal_percent", [1.1], [20.0])
-    assert check("machine", series=watched(steal)).verdict == "invalid"
-    others = Series("host", "others_cpu_percent", [1.1], [80.0])
-    assert check("machine", series=watched(others)).verdict == "warn"
-    assert check("machine", series=watched(others), on_gpus=True).verdict == "warn"  # GPUs were not watched
+    def by(steal: float, others: float, **changes: Any) -> Check:
+        taken = (
+            Series("host", "steal_percent", [1.1], [steal]),
+            Series("host", "others_cpu_percent", [1.1], [others]),
+        )
+        return check("machine", series=watched(*taken), processors=2, **changes)
+
+    assert [by(steal, 0).verdict for steal in (4.9, 5.1, 24.9, 25.1)] == ["ok", "warn", "warn", "invalid"]
+    assert [by(0, others).verdict for others in (9.8, 10.2, 49.8, 50.2)] == ["ok", "warn", "warn", "invalid"]
+    both = by(11.4, 28.0)
+    assert (both.verdict, both.figures["taken_percent"]) == ("invalid", 25.4)
+    assert both.reason.startswith("25 % of 2 processors were taken: other processes used 28 % of a core")
+    assert "on_invalid=rerun" in both.reason
+    assert "on_invalid" not in by(11.4, 0).reason  # which measures refused cells only
+    # A neighbour that fills a core matters less where there are many.
+    assert check("machine", series=by_series(100.0), processors=64).verdict == "ok"
+    # Engines on GPUs have processors to spare, but not if the machine itself is taken away.
+    gpu = Series("gpu:0", "throttle_reasons", [1.2], [0.0])
+    assert check("machine", series=(*by_series(100.0), gpu), on_gpus=True, processors=64).verdict == "ok"
+    stolen = Series("host", "steal_percent", [1.1], [5.1])
+    assert check("machine", series=watched(stolen, gpu), on_gpus=True).verdict == "invalid"
+    assert check("machine", on_gpus=True).verdict == "warn"  # GPUs were not watched
     assert check("machine", series=()).verdict == "warn"
     foreign = check("machine", foreign=["GPU 0: process 77 (python) is not ours"])
     assert (foreign.verdict, foreign.reason) == ("invalid", "GPU 0: process 77 (python) is not ours")

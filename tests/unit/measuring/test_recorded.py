@@ -14,6 +14,7 @@ import pytest
 from made_up import CLOCK_S, bench
 
 from splitbench.experiment.cells import Cell
+from splitbench.files import write_json
 from splitbench.measuring.evidence import Check
 from splitbench.measuring.run import CellFiles
 from splitbench.measuring.stage import judge
@@ -112,7 +113,8 @@ def test_the_floor_of_the_client_counts_when_it_was_measured(flow: Workflow) -> 
     cell = cell_of(flow, "agg")
     keep(flow, cell)
     before = {check.name: check for check in judge(flow, cell)}["client"]
-    Path(flow.floor_path).write_text(json.dumps({"rows": [{"streams": 4, "itl_error_p99_ms": 9.0}]}))
+    row = {"streams": 4, "itl_error_p50_ms": 0.1, "itl_error_p99_ms": 9.0}
+    write_json(Path(flow.floor_path), {"rows": [row]})
     after = {check.name: check for check in judge(flow, cell)}["client"]
     assert (before.verdict, after.verdict) == ("ok", "warn")
 

@@ -9,11 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from splitbench.errors import UserError
-from splitbench.measuring.selftest import PACED_ENGINE, _free_port, _listens, errors_of, floor_at
+from splitbench.measuring import selftest
+from splitbench.measuring.floor import Floor, nearest, read_floor
+from splitbench.measuring.selftest import PACED_ENGINE, _free_port, _listens, errors_of, floor_or_why
+from splitbench.workflow import Workflow
 
 
 def made_up(late_ms: float = 0.0, merged: bool = False) -> dict[str, list[object]]:
@@ -38,6 +43,30 @@ def test_reported_less_true() -> None:
     assert errors_of(made_up(merged=True))["merged_percent"] == 100
 
 
+def test_a_client_without_start_times_is_said_to_be_one() -> None:
+    with pytest.raises(UserError, match="states no start_times"):
+        errors_of(made_up() | {"start_times": []})
+
+
+def test_a_failed_self_test_keeps_nobody_from_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise UserError("no client here")
+
+    monkeypatch.setattr(selftest, "write_floor", fails)
+    path = tmp_path / "floor.json"
+    for python, why in (
+        (Path(sys.executable), "no client here"),
+        (tmp_path / "gone", "the serving environment that measured the cells is not on this machine"),
+    ):
+        said: list[str] = []
+        flow = SimpleNamespace(serving_python=python)
+        floor_or_why(cast("Workflow", flow), path, said.append, [1])
+        assert read_floor(path) == {"rows": [], "why_not": why}
+        assert f"there is no measurement floor: {why}" in said[0]
+
+
 def test_a_failed_request_is_no_measurement() -> None:
     failed = made_up() | {"errors": ["", "boom", "", ""]}
     with pytest.raises(UserError, match="boom"):
@@ -53,11 +82,12 @@ def test_a_client_that_states_no_start_times() -> None:
 
 
 def test_the_nearest_number_of_streams_counts(tmp_path: Path) -> None:
-    path = tmp_path / "client-floor.json"
-    assert floor_at(path, 4) is None
-    path.write_text(json.dumps({"rows": [{"streams": n, "itl_error_p99_ms": n / 10} for n in (1, 8, 64)]}))
-    assert floor_at(path, None) is None
-    assert [floor_at(path, n) for n in (1, 5, 20, 500)] == [0.1, 0.8, 0.8, 6.4]
+    assert read_floor(tmp_path / "none.json") is None
+    rows = [{"streams": n, "itl_error_p50_ms": n / 100, "itl_error_p99_ms": n / 10} for n in (1, 8, 64)]
+    assert nearest((), 4) is nearest(rows, None) is None
+    found = [nearest(rows, n) for n in (1, 2.5, 5, 20, 500)]
+    assert [floor.streams for floor in found if floor] == [1, 1, 8, 8, 64]
+    assert found[-1] == Floor(64, 0.64, 6.4)
 
 
 def test_the_paced_engine_writes_the_moment_into_each_token() -> None:

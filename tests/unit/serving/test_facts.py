@@ -41,6 +41,7 @@ def test_an_engine_on_cpu_states_itself_in_log_and_metrics() -> None:
         "chunked_prefill": True,
         "attention_backend": "CPU_ATTN",
         "model_runner": "V1",
+        "front_end": "python",
         "block_size": 128,
         "kv_cache_tokens": 87296,
         "kv_cache_blocks": 455,
@@ -68,6 +69,11 @@ def test_an_engine_on_a_gpu_states_graphs_budget_and_backend() -> None:
     assert facts["async_scheduling"] is True
     # The log says nothing of it while it is on, so neither do we.
     assert "hybrid_kv_manager" not in facts
+
+
+def test_a_front_end_in_rust_is_seen() -> None:
+    log = "INFO 12-01 Launching Rust frontend: vllm-rs serve\nINFO 12-01 Starting vLLM server on http://x"
+    assert values(read_facts(log=log))["front_end"] == "rust"
 
 
 def test_lmcache_switches_the_hybrid_manager_off() -> None:
