@@ -98,6 +98,7 @@ class Supervisor:
             "client_socket": client["socket"] if client else None,
             "processes": self.processes.records(),
             "memory_before_mib": self.processes.memory_before_mib,
+            "shared_memory": self.processes.shared,
             "times_s": self.processes.times_s,
             "stop": self.stop_facts,
             "grace_s": self.processes.plan["shutdown_grace_s"],

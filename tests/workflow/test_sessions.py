@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from splitbench.serving import ending, ports
+from splitbench.serving import ending, leftovers, ports
 from splitbench.serving.failures import SessionError
 from splitbench.serving.plan import Plan, ServicePlan
 from splitbench.serving.processes import ProcessId, environment, marked
@@ -392,6 +392,34 @@ def test_a_killed_supervisors_runtime_folder_goes_with_what_it_left(state: Path,
     assert list(state.glob("run-*")) == []
     assert marked(str(state)) == []
     assert ports.busy([port, *others]) == []
+
+
+@pytest.mark.parametrize("how", ["stop", "engine", "supervisor"])
+def test_sockets_temporary_files_and_shared_memory_go_with_their_session(
+    state: Path, tmp_path: Path, how: str
+) -> None:
+    port = free_ports(1)[0]
+    with acquire(request(aggregated(port, litter="1", core="1"), tmp_path), Told(), state=state) as session:
+        (link,) = state.glob("run-*")
+        folder = link.resolve()
+        shared = [leftovers.SHARED_MEMORY / name for name in session.record["shared_memory"]]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(folder)) <= 16
+        kinds = {("socket" if path.is_socket() else path.name.partition("_")[0]) for path in folder.iterdir()}
+        assert kinds == {"socket", "vllm"}
+        assert len(shared) == 1
+        assert shared[0].exists()
+        if how == "engine":
+            os.kill(session.engines[0].pid, signal.SIGKILL)
+            eventually(session.lost)
+        elif how == "supervisor":
+            process = supervisor(state)
+            process.signal(signal.SIGKILL)
+            eventually(lambda: not process.alive())
+    stop(state)
+    assert not folder.exists()
+    assert list(state.glob("run-*")) == []
+    assert not shared[0].exists()
 
 
 def test_engines_on_one_device_start_one_after_the_other(state: Path, tmp_path: Path) -> None:
