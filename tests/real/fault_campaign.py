@@ -93,6 +93,7 @@ def config_of(layout: str) -> dict[str, Any]:
     config["workloads"] = {"some": {"input_tokens": 256, "output_tokens": 24, "prompts": prompts}}
     config["matrix"] = {"concurrency": [2]}
     config["figures"] = {}
+    config.pop("claims", None)
     return config
 
 
@@ -162,7 +163,7 @@ def complete(flow: Flow, trial: Trial) -> int:
 
 def litter() -> set[str]:
     """Sockets, rendezvous files and shared memory as vLLM makes them, wherever it makes them unless told."""
-    names = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_\w+|psm_\w+|sb-[0-9a-f]{6}")
+    names = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_\w+|psm_[0-9a-f]{8}")
     folders = (Path(tempfile.gettempdir()), SHARED_MEMORY)
     return {str(path) for folder in folders for path in folder.iterdir() if names.fullmatch(path.name)}
 
@@ -180,6 +181,11 @@ def leaves_nothing(flow: Flow, trial: Trial, when: str, before: set[str]) -> Non
         trial.wrong.append(f"{when}: ports held: {[(port, ports.holder(port)) for port in held]}")
     if when == "after the rerun" and (files := litter() - before):
         trial.wrong.append(f"{when}: files left: {sorted(files)}")
+    if when == "after the rerun":
+        asked = flow.results.glob("logs/sessions/*/*/request.json")
+        runtimes = [Path(json.loads(path.read_text(encoding="utf-8"))["runtime"]) for path in asked]
+        if there := [str(path) for path in runtimes if path.exists()]:
+            trial.wrong.append(f"{when}: folders for sockets left: {there}")
 
 
 def run_trial(trial: Trial, folder: Path, store: Path) -> Trial:

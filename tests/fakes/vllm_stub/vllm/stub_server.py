@@ -329,6 +329,10 @@ def main(arguments: list[str]) -> int:
     fork_detached(wanted, wanted.children)
     if wanted.take_port:
         fork_port_taker(wanted.take_port)
+    for number in range(wanted.log_lines):
+        log(f"  frame {number}", "ERROR")
+    if wanted.log_line_kib:
+        log("x" * (wanted.log_line_kib * 1024))
     for _ in range(wanted.log_mib * 256):
         log("x" * 4000)
     code = asyncio.run(_serve(options, wanted, core))
