@@ -198,6 +198,7 @@ def machine(evidence: Evidence) -> Check:
     if not evidence.series:
         return Check("machine", "warn", "the machine was not watched")
     said: list[tuple[Verdict, str]] = [("invalid", text) for text in evidence.foreign]
+    said += _stopped(evidence)
     figures: dict[str, Any] = {}
     limits: dict[str, float] = {"steal_percent": thresholds.steal_percent}
     steal = _within(evidence, evidence.sampled("steal_percent", "host"))
@@ -220,6 +221,15 @@ def machine(evidence: Evidence) -> Check:
         verdict: Verdict = "invalid" if any(one == "invalid" for one, _ in said) else "warn"
         return Check("machine", verdict, "; ".join(text for _, text in said), figures, limits)
     return Check("machine", "ok", "nobody else there, nothing throttled", figures, limits)
+
+
+def _stopped(evidence: Evidence) -> list[tuple[Verdict, str]]:
+    """Who did not run for a while although nothing was wrong with it: SIGSTOP, a debugger, a frozen container."""
+    return [
+        ("invalid", f"{one.source} was stopped in {count} of the samples")
+        for one in evidence.sampled("stopped_processes")
+        if (count := len(_within(evidence, [one])))
+    ]
 
 
 def _gpus(evidence: Evidence, figures: dict[str, Any]) -> list[tuple[Verdict, str]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -238,10 +239,11 @@ def stopped_engine(for_s: float) -> Scenario:
         if engine is not None:
             engine.signal(signal.SIGCONT)
         ended(flow, trial, running, fails=False)
-        checks = [path.read_text(encoding="utf-8") for path in flow.results.glob("parts/**/checks.json")]
-        marked = [text for text in checks if '"name": "stopped"' in text or '"stopped"' in text]
-        trial.check(marked, "the cell with the stopped engine is not marked")
-        trial.sees.append("the cell's check `running` says: invalid, an engine was stopped")
+        checks = [json.loads(path.read_text("utf-8")) for path in flow.results.glob("parts/**/checks.json")]
+        machine = [each for one in checks for each in one["checks"] if each["name"] == "machine"]
+        reasons = [each["reason"] for each in machine if each["verdict"] == "invalid"]
+        trial.check(any("was stopped" in reason for reason in reasons), f"the cell is not marked: {machine}")
+        trial.sees += [f"in report and tables: check machine: invalid: {reason}" for reason in reasons]
         rerun(flow, trial)
 
     return scenario
