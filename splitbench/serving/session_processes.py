@@ -202,10 +202,14 @@ class SessionProcesses:
             begun_s = time.monotonic() - self.begun
             child = spawn(name, kind, part["argv"], env, self.folder, begun_s, self._cores(part))
         except OSError as error:
+            program = part["argv"][0]
+            its_own = error.filename in (program, None)
             raise SessionError(
-                f"{kind} {name} can't be started: {error.strerror}: {part['argv'][0]}",
+                f"{kind} {name} can't be started: {error.strerror}: {program if its_own else error.filename}",
                 where=self.plan["layout"],
-                mend="make the environment that its interpreter belongs to",
+                mend="make the environment that its interpreter belongs to"
+                if its_own
+                else "make room, or mend the rights or the folder",
             ) from error
         self.children[child.pid] = child
         self.started()

@@ -108,9 +108,11 @@ class Supervisor:
         """Keep the record in the state folder (for the next start) and beside the logs (for the reader)."""
         content = self.record()
         for path in (session_record(self.state), self.folder / "session.json"):
-            # A full disk or a deleted folder must not keep us from ending engines.
-            with contextlib.suppress(OSError):
-                write_json(path, content)
+            # A full disk or a deleted folder must not keep us from ending engines, and a folder that somebody
+            # deleted is not made again: the state's must be private, and the log's would be empty but for this.
+            if path.parent.is_dir():
+                with contextlib.suppress(OSError):
+                    write_json(path, content)
 
     # -- messages ---------------------------------------------------------------------------------------
     def send(self, writer: asyncio.StreamWriter, event: str, **content: Any) -> None:
@@ -364,13 +366,17 @@ def listen(state: Path) -> socket.socket:
 
 def main(arguments: list[str]) -> int:
     """Become the supervisor of a session: returns in the caller's child, lives on in the background."""
-    request = read_json(Path(arguments[0]))
-    state = Path(request["state"])
-    node = take_node(state, patience_s=1.0)
-    if node is None:
-        return EXIT_LOCKED
-    listener = listen(state)
-    sign(node)
+    try:
+        request = read_json(Path(arguments[0]))
+        state = Path(request["state"])
+        node = take_node(state, patience_s=1.0)
+        if node is None:
+            return EXIT_LOCKED
+        listener = listen(state)
+        sign(node)
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or 'the state folder'}: {error.strerror}\n")
+        return 1
     if os.fork() > 0:
         # The socket listens already, so that our caller can connect as soon as we return.
         return 0
