@@ -52,8 +52,9 @@ _NICE = 5
 class Supervisor:
     """One session from start to end, and those who are told of it."""
 
-    def __init__(self, request: dict[str, Any], listener: socket.socket) -> None:
+    def __init__(self, request: dict[str, Any], listener: socket.socket, node: int) -> None:
         self.request = request
+        self.node = node
         self.state = Path(request["state"])
         self.folder = Path(request["folder"])
         self.idle_s: float | None = request["idle_s"]
@@ -104,10 +105,24 @@ class Supervisor:
             "grace_s": self.processes.plan["shutdown_grace_s"],
         }
 
+    def has_node(self) -> bool:
+        """Whether the lock that it holds is still the one that others look at.
+
+        It is not when somebody deleted the state folder: then nobody finds this session any more, another one may
+        start beside it, and what is in a new state folder is that one's.
+        """
+        try:
+            here = supervisor_lock(self.state).stat()
+        except OSError:
+            return False
+        mine = os.fstat(self.node)
+        return (here.st_dev, here.st_ino) == (mine.st_dev, mine.st_ino)
+
     def write_record(self) -> None:
         """Keep the record in the state folder (for the next start) and beside the logs (for the reader)."""
         content = self.record()
-        for path in (session_record(self.state), self.folder / "session.json"):
+        of_node = [session_record(self.state)] if self.has_node() else []
+        for path in (*of_node, self.folder / "session.json"):
             # A full disk or a deleted folder must not keep us from ending engines, and a folder that somebody
             # deleted is not made again: the state's must be private, and the log's would be empty but for this.
             if path.parent.is_dir():
@@ -170,6 +185,7 @@ class Supervisor:
     async def check(self, writer: asyncio.StreamWriter) -> None:
         """Somebody has used the session and wants to know whether it was well to the end."""
         self.on_child()
+        self.look_for_node()
         if self.phase == "ready" and not self.ending.is_set():
             sick = await self.processes.sickness()
             self.on_child()
@@ -185,6 +201,11 @@ class Supervisor:
             self.reason = reason
             self.tell("lost", reason=reason)
             self.ending.set()
+
+    def look_for_node(self) -> None:
+        """End when the state folder has gone: nothing keeps others from measuring at the same time."""
+        if not self.has_node():
+            self.end(f"its state folder was deleted while it was up: {self.state}")
 
     def on_child(self) -> None:
         """SIGCHLD: collect, and see whether the session can go on."""
@@ -211,6 +232,7 @@ class Supervisor:
             if now - looked < LIVENESS_EVERY_S:
                 continue
             looked = now
+            self.look_for_node()
             for child in self.processes.children.values():
                 with contextlib.suppress(OSError):
                     if child.log.stat().st_size > LOG_LIMIT_BYTES:
@@ -267,7 +289,8 @@ class Supervisor:
             self.phase = "ended"
             self.processes.note("ended")
             self.write_record()
-            supervisor_socket(self.state).unlink(missing_ok=True)
+            if self.has_node():
+                supervisor_socket(self.state).unlink(missing_ok=True)
             self.tell("ended", reason=self.reason, record=self.record())
             server.close()
             await self.hang_up()
@@ -383,7 +406,7 @@ def main(arguments: list[str]) -> int:
     os.setsid()
     sign(node)
     os.chdir("/")
-    asyncio.run(Supervisor(request, listener).run())
+    asyncio.run(Supervisor(request, listener, node).run())
     return 0
 
 

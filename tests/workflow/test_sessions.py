@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -656,3 +657,30 @@ def test_a_measurement_that_was_killed_is_not_shown_as_running(state: Path) -> N
     me = str(ProcessId.current())
     (state / "node.json").write_text(json.dumps(note | {"process": me}), encoding="utf-8")
     assert "a cell" in status(state)["measuring"]
+
+
+def test_a_deleted_state_folder_ends_its_session_and_the_next_one_is_left_alone(
+    state: Path, tmp_path: Path
+) -> None:
+    one, two = free_ports(2)
+    with acquire(request(aggregated(one, core="1"), tmp_path), Told(), state=state) as first:
+        old = supervisor(state)
+        shutil.rmtree(state)
+        assert "state folder was deleted" in str(first.confirm())
+        state.mkdir(mode=0o700)
+        with acquire(request(aggregated(two), tmp_path), Told(), state=state) as second:
+            eventually(lambda: not old.alive())
+            assert second.confirm() is None
+            now = status(state)
+    assert now["session"]["id"] == second.id
+    assert now["session"]["phase"] == "ready"
+    assert stop(state)
+    assert ports.busy([one, two]) == []
+
+
+def test_a_session_whose_logs_are_deleted_does_not_make_them_again(state: Path, tmp_path: Path) -> None:
+    with acquire(request(aggregated(free_ports(1)[0]), tmp_path / "logs"), Told(), state=state) as session:
+        shutil.rmtree(tmp_path / "logs")
+        assert session.confirm() is None
+    stop(state)
+    assert not (tmp_path / "logs").exists()
