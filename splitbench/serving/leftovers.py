@@ -28,27 +28,40 @@ SHARED_MEMORY = Path(os.sep, "dev", "shm")
 
 
 # -- the session's folder for sockets and temporary files ----------------------------------------------------
-def make_runtime(state: Path, ident: str, temporary: Path = TEMPORARY) -> Path:
-    """Make the session's private folder with a short path.
-
-    A link in the state folder leads to it, made first, so that the next start finds it whatever happens. Where there
-    can't be one in `temporary`, it is a plain folder in the state folder.
+def choose_runtime(state: Path, ident: str, temporary: Path = TEMPORARY) -> Path:
+    """Name the session's private folder: a short path in `temporary`, or the state folder's where that is not open.
 
     Args:
         ident: the session's id, hexadecimal.
     """
-    link = state / f"run-{ident[:8]}"
-    if os.access(temporary, os.W_OK | os.X_OK):
-        folder = temporary / f"{_PREFIX}{ident[:6]}"
-        while os.path.lexists(folder):
-            folder = temporary / f"{_PREFIX}{secrets.token_hex(3)}"
+    if not os.access(temporary, os.W_OK | os.X_OK):
+        return _link(state, ident)
+    folder = temporary / f"{_PREFIX}{ident[:6]}"
+    while os.path.lexists(folder):
+        folder = temporary / f"{_PREFIX}{secrets.token_hex(3)}"
+    return folder
+
+
+def make_runtime(state: Path, ident: str, folder: Path) -> None:
+    """Make the folder, by whoever holds the state folder's lock: what it finds otherwise is left over.
+
+    A link in the state folder leads to it, made first, so that the next start finds it whatever happens.
+
+    Raises:
+        OSError: it can't be made, or is there already and so somebody else's.
+    """
+    link = _link(state, ident)
+    if folder != link:
         link.symlink_to(folder)
-        with suppress(OSError):
-            folder.mkdir(mode=0o700)
-            return folder
-        link.unlink()
-    link.mkdir(mode=0o700)
-    return link
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:
+        link.unlink(missing_ok=True)
+        raise
+
+
+def _link(state: Path, ident: str) -> Path:
+    return state / f"run-{ident[:8]}"
 
 
 def remove_runtimes(state: Path, ident: str | None = None) -> None:

@@ -37,6 +37,7 @@ from typing import Any
 from splitbench.files import read_json, write_json
 from splitbench.serving.failures import SessionError
 from splitbench.serving.launch import become_subreaper, reap
+from splitbench.serving.leftovers import make_runtime
 from splitbench.serving.processes import ProcessId
 from splitbench.serving.session_processes import SessionProcesses
 from splitbench.serving.state import Owner, poison, session_record, supervisor_lock, supervisor_socket
@@ -397,6 +398,7 @@ def main(arguments: list[str]) -> int:
             return EXIT_LOCKED
         listener = listen(state)
         sign(node)
+        make_runtime(state, request["id"], Path(request["runtime"]))
     except OSError as error:
         sys.stderr.write(f"{error.filename or 'the state folder'}: {error.strerror}\n")
         return 1

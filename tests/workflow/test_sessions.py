@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -684,3 +685,21 @@ def test_a_session_whose_logs_are_deleted_does_not_make_them_again(state: Path, 
         assert session.confirm() is None
     stop(state)
     assert not (tmp_path / "logs").exists()
+
+
+def test_whoever_cleans_up_while_a_session_begins_takes_nothing_from_it(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A workflow that ends cleans up without the node's lock: here, when the next one's supervisor is about to start.
+    run = subprocess.run
+
+    def cleaned_before(*given: Any, **more: Any) -> Any:
+        ending.clean_leftovers(state, Told())
+        return run(*given, **more)
+
+    monkeypatch.setattr(subprocess, "run", cleaned_before)
+    wanted = request(aggregated(free_ports(1)[0], litter="1"), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        (link,) = state.glob("run-*")
+        assert any(path.is_socket() for path in link.resolve().iterdir())
+        assert session.confirm() is None

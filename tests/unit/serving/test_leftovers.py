@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from splitbench.serving.leftovers import (
+    choose_runtime,
     make_runtime,
     mapped,
     private_places,
@@ -28,10 +29,17 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
+def made(state: Path, ident: str, temporary: Path) -> Path:
+    """Choose and make, as a session and its supervisor do."""
+    folder = choose_runtime(state, ident, temporary)
+    make_runtime(state, ident, folder)
+    return folder
+
+
 def test_the_folder_is_private_short_and_found_again_from_the_state_folder(
     state: Path, tmp_path: Path
 ) -> None:
-    folder = make_runtime(state, IDENT, tmp_path)
+    folder = made(state, IDENT, tmp_path)
     assert folder == tmp_path / "sb-012345"
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder / "below").mkdir()
@@ -44,15 +52,25 @@ def test_the_folder_is_private_short_and_found_again_from_the_state_folder(
 def test_a_folder_that_is_there_already_is_somebody_elses(state: Path, tmp_path: Path) -> None:
     other = tmp_path / "sb-012345"
     other.mkdir()
-    folder = make_runtime(state, IDENT, tmp_path)
+    folder = made(state, IDENT, tmp_path)
     assert folder != other
     remove_runtimes(state, IDENT)
     assert other.exists()
     assert not folder.exists()
 
 
+def test_a_folder_that_came_up_meanwhile_is_not_taken_over(state: Path, tmp_path: Path) -> None:
+    folder = choose_runtime(state, IDENT, tmp_path)
+    folder.mkdir()
+    with pytest.raises(FileExistsError):
+        make_runtime(state, IDENT, folder)
+    remove_runtimes(state)
+    assert folder.exists()
+    assert list(state.iterdir()) == []
+
+
 def test_another_sessions_folder_stays(state: Path, tmp_path: Path) -> None:
-    mine, other = make_runtime(state, IDENT, tmp_path), make_runtime(state, "f" * 16, tmp_path)
+    mine, other = made(state, IDENT, tmp_path), made(state, "f" * 16, tmp_path)
     remove_runtimes(state, IDENT)
     assert not mine.exists()
     assert other.exists()
@@ -69,13 +87,13 @@ def test_a_link_that_leads_elsewhere_deletes_nothing(state: Path, tmp_path: Path
 
 
 def test_a_link_whose_folder_has_gone_is_removed(state: Path, tmp_path: Path) -> None:
-    make_runtime(state, IDENT, tmp_path).rmdir()
+    made(state, IDENT, tmp_path).rmdir()
     remove_runtimes(state)
     assert list(state.iterdir()) == []
 
 
 def test_without_a_folder_for_temporary_files_it_is_in_the_state_folder(state: Path, tmp_path: Path) -> None:
-    folder = make_runtime(state, IDENT, tmp_path / "missing")
+    folder = made(state, IDENT, tmp_path / "missing")
     assert folder.is_dir()
     assert folder.parent == state
     remove_runtimes(state)
