@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the fault campaign is whole, and SPLITBENCH_TEST_FAULTS of its faults (by default none: a minute each)."""
+"""The page of the fault campaign is whole; and SPLITBENCH_TEST_FAULTS of its faults (default none: a minute each)."""
 
 from __future__ import annotations
 
