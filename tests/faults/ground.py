@@ -163,6 +163,10 @@ def errors(output: str) -> list[str]:
     ):
         line = re.sub(r"/[\w./+-]*/(?=[\w.+-]+)", "…/", line)
         line = re.sub(r"\b(pid|port) \d+", r"\1 N", line)
+        line = re.sub(r"\b\d+(\.\d+)? s\b", "N s", line)
+        line = re.sub(r"\(…/python .*?\)", "(its command)", line)
+        if "(not tried again in this run)" in line:
+            continue
         if line not in found:
             found.append(line)
     return found
