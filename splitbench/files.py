@@ -43,6 +43,9 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Give a temporary path in the same folder; rename it onto `path` when the block ends without an error.
 
     The bytes are on disk before the rename, so a power cut leaves the old file or the new one, never a part.
+
+    Raises:
+        OSError: it can't be written; `filename` says which, also where the system leaves that open (a full disk).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -56,6 +59,10 @@ def written_aside(path: Path) -> Iterator[Path]:
         os.umask(umask)
         aside.chmod(0o666 & ~umask)  # mkstemp made it private; results are for sharing
         aside.replace(path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,22 @@ def store() -> Path:
     return Path(os.environ.get("SPLITBENCH_STORE", ".splitbench")).resolve()
 
 
+_NO_ROOM = ("can't be written", "make room, then run again")
+_NO_RIGHT = ("can't be written", "mend the rights, then run again")
+_GONE = ("has gone while the workflow ran", "leave its folders alone, and run again")
+# What the machine or a person does to files under a run, and what to do about it. Anything else is our mistake.
+_FAILED: Mapping[int, tuple[str, str]] = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EROFS: _NO_RIGHT,
+    errno.EACCES: _NO_RIGHT,
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.ESTALE: _GONE,
+    errno.EIO: ("can't be read or written", "look at the disk (dmesg), then run again"),
+}
+
+
 @contextmanager
 def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
     """Run a rule's work: progress goes to the terminal and the log, a user's error is one line and exit code 1.
@@ -233,15 +250,20 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
         a function that takes a line of progress.
     """
     path = Path(log) if log else None
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("", encoding="utf-8")
+
+    def keep(text: str, mode: str = "a") -> None:
+        # What is said is on the terminal already: a full disk must not hide it.
+        if path is not None:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open(mode, encoding="utf-8") as handle:
+                    handle.write(text)
 
     def note(line: str) -> None:
         say(line)
-        if path is not None:
-            with path.open("a", encoding="utf-8") as handle:
-                handle.write(f"{line}\n")
+        keep(f"{line}\n")
+
+    keep("", "w")
 
     # A termination is cleaned up after like an interrupt: half-written files go, the status says what happened.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -252,11 +274,11 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
         note(f"error: {error}")
         sys.exit(1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        what = _FAILED.get(error.errno or 0)
+        if what is None:
             raise
-        say(
-            f"error: {error.filename or 'a file'}: can't be written ({error.strerror}); make room or mend the rights"
-        )
+        keep(traceback.format_exc())
+        note(f"error: {error.filename or 'a file'}: {what[0]} ({error.strerror}); {what[1]}")
         sys.exit(1)
     except KeyboardInterrupt:
         say("interrupted")

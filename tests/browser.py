@@ -71,6 +71,7 @@ def look(
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(folder)},  # its own temporary folders outlive a SIGTERM
     )
     try:
         return asyncio.run(_look(folder, process, page, width, height, dark, ask))

@@ -213,6 +213,7 @@ def machine(evidence: Evidence) -> Check:
     if not evidence.series:
         return Check("machine", "warn", "the machine was not watched")
     said: list[tuple[Verdict, str]] = [("invalid", text) for text in evidence.foreign]
+    said += _stopped(evidence)
     figures: dict[str, Any] = {}
     limits: dict[str, float] = {}
     steal = _within(evidence, evidence.sampled("steal_percent", "host"))
@@ -253,6 +254,15 @@ def _taken(
     if taken <= thresholds.taken_invalid_percent:
         return [("warn", text)]
     return [("invalid", f"{text}; close what runs beside it and run with --config on_invalid=rerun")]
+
+
+def _stopped(evidence: Evidence) -> list[tuple[Verdict, str]]:
+    """Who did not run for a while although nothing was wrong with it: SIGSTOP, a debugger, a frozen container."""
+    return [
+        ("invalid", f"{one.source} was stopped in {count} of the samples")
+        for one in evidence.sampled("stopped_processes")
+        if (count := len(_within(evidence, [one])))
+    ]
 
 
 def _gpus(evidence: Evidence, figures: dict[str, Any]) -> list[tuple[Verdict, str]]:

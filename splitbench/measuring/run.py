@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,7 +152,8 @@ def run_cell(
             )
     except BaseException as error:
         failed = {"status": "failed", "started_at": started_at, "ended_at": now(), "why": str(error)}
-        write_json(files.status, failed | {"cell_digest": cell.digest})
+        with suppress(OSError):  # on a full disk the reason for it says more
+            write_json(files.status, failed | {"cell_digest": cell.digest})
         raise
     write_json(
         files.status,

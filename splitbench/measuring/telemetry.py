@@ -145,9 +145,13 @@ class Sampler:
             self._add(
                 source, "cpu_percent", moment_s, round(100 * (used_s - before_s) / (now_s - since_s), 2)
             )
-        rss = sum(_rss_bytes(pid) for pid in family.members)
+        stats = [_stat(pid) for pid in family.members]
+        rss = sum(int(fields[21]) * _PAGE_BYTES for fields in stats if fields)
         if rss:
             self._add(source, "rss_mib", moment_s, round(rss / 2**20, 1))
+        # Stopped by a signal or a debugger: only said where it is so.
+        if stopped := sum(fields[0] in (b"T", b"t") for fields in stats if fields):
+            self._add(source, "stopped_processes", moment_s, stopped)
         return used_s
 
     def _refresh(self) -> None:
@@ -209,11 +213,6 @@ def _stat(pid: int) -> list[bytes]:
 def _cpu_s(pid: int) -> float:
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
-
-
-def _rss_bytes(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[21]) * _PAGE_BYTES if fields else 0
 
 
 def _machine_cpu() -> _Cpu:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 from splitbench.errors import UserError
 from splitbench.files import write_json
 from splitbench.serving import gpu_memory, ports
+from splitbench.serving.leftovers import mapped, remove_runtimes, remove_segments, segments
 from splitbench.serving.link import Link
 from splitbench.serving.processes import ProcessId, end_processes, marked, related
 from splitbench.serving.session_processes import PORTS_FREE_LIMIT_S
@@ -186,6 +186,8 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
         roots = [ProcessId.parse(each["process"]) for each in record.get("processes", [])]
         me = os.getpid()
 
+        shared = {str(name): int(inode) for name, inode in record.get("shared_memory", {}).items()}
+
         def found() -> list[ProcessId]:
             both = {process.pid: process for process in (*marked(str(state)), *related(roots))}
             both.pop(me, None)
@@ -194,6 +196,7 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
         left = found()
         if left:
             progress(f"ending what a killed supervisor left behind ({len(left)} of its processes)")
+            shared |= mapped((process.pid for process in left), segments())
             leaders = [process for process in roots if process in left]
             grace_s = min(LEFTOVER_GRACE_S, float(record.get("grace_s", LEFTOVER_GRACE_S)))
             ending = asyncio.run(end_processes(leaders, found, grace_s))
@@ -212,8 +215,8 @@ def clean_leftovers(state: Path, progress: Callable[[str], None]) -> int:
                 write_json(Path(record["folder"]) / "session.json", record)
         for path in (*state.glob("client-*.sock"), supervisor_socket(state)):
             path.unlink(missing_ok=True)
-        for folder in state.glob("run-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_runtimes(state)
+        remove_segments(shared)
         return len(left)
     finally:
         os.close(handle)

@@ -30,6 +30,7 @@ from splitbench.files import digest, write_json
 from splitbench.serving.ending import clean_leftovers, greeted, status, stop, wait_for_link
 from splitbench.serving.failures import SessionError, log_tail
 from splitbench.serving.launch import dropped
+from splitbench.serving.leftovers import choose_runtime
 from splitbench.serving.link import Link
 from splitbench.serving.plan import Plan, fill, filled
 from splitbench.serving.state import Owner, node_lock, poisoned, read_record, state_folder
@@ -322,7 +323,7 @@ def _start(request: SessionRequest, state: Path, progress: Callable[[str], None]
     )
     folder.mkdir(parents=True)
     client_socket = state / f"client-{ident[:8]}.sock"
-    runtime = state / f"run-{ident[:8]}"
+    runtime = choose_runtime(state, ident)
     values = {**request.places.values(), "session": str(folder), "runtime": str(runtime)}
     client = None
     if request.client is not None:

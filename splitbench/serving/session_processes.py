@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,13 @@ from splitbench.files import write_text
 from splitbench.serving import gpu_memory, ports, proof, readiness
 from splitbench.serving.failures import SessionError, ended_how, mend_for, with_tail
 from splitbench.serving.launch import Child, child_environment, reap, spawn
+from splitbench.serving.leftovers import (
+    mapped,
+    private_places,
+    remove_runtimes,
+    remove_segments,
+    segments,
+)
 from splitbench.serving.processes import (
     SESSION_VARIABLE,
     STATE_VARIABLE,
@@ -31,6 +37,9 @@ from splitbench.serving.waves import waves
 # Processes that have gone hold no port: one that is still in use is a stranger's, who may keep it for ever.
 PORTS_FREE_LIMIT_S = 3.0
 
+# While a session starts; later none is made, and nothing may be looked at beside a measurement.
+SHARED_EVERY_S = 1.0
+
 
 class SessionProcesses:
     """What runs for a session, as children of the calling process, which must be a subreaper.
@@ -38,7 +47,7 @@ class SessionProcesses:
     Args:
         request: what `splitbench.serving.session` wrote: filled plan, client, the session's id and folders.
         progress: gets a line for people per step.
-        started: called whenever a process has been started, so that its pid is recorded at once.
+        started: called whenever there is more to be recorded at once: a process, or shared memory of one.
     """
 
     def __init__(
@@ -56,6 +65,9 @@ class SessionProcesses:
         self.times_s: dict[str, float] = {}
         self.begun = time.monotonic()
         self.memory_before_mib: dict[int, int] = {}
+        self.shared: dict[str, int] = {}  # names and inodes of shared memory that a process of ours maps
+        self._not_ours = segments()
+        self._looked_at: tuple[dict[str, int], float] = ({}, 0.0)
 
     # -- facts ------------------------------------------------------------------------------------------
     def part(self, child: Child) -> dict[str, Any]:
@@ -110,6 +122,22 @@ class SessionProcesses:
         """A child's pid and those of its descendants."""
         return [child.pid, *(stat.pid for stat in descendants(child.pid, all_processes()))]
 
+    def note_shared(self) -> None:
+        """Record shared memory that came up with the session: whoever is killed can't delete his own.
+
+        To be called again and again while the session starts. Names that are no process's of ours are looked at once,
+        and after that once a second: one may not be mapped yet, and others' maps are none of our business.
+        """
+        known = {**self._not_ours, **self.shared}
+        fresh = {name: inode for name, inode in segments().items() if known.get(name) != inode}
+        seen, when = self._looked_at
+        if not fresh or (fresh == seen and time.monotonic() - when < SHARED_EVERY_S):
+            return
+        self._looked_at = (fresh, time.monotonic())
+        if found := mapped((process.pid for process in self.everything()), fresh):
+            self.shared |= found
+            self.started()
+
     # -- start ------------------------------------------------------------------------------------------
     async def bring_up(self) -> None:
         """Everything from free ports to the first completion: services, engines in parallel, then the proxy.
@@ -123,8 +151,6 @@ class SessionProcesses:
             self.memory_before_mib = gpu_memory.used_mib(devices)
         for name, text in self.plan["files"].items():
             write_text(self.folder / name, text)
-        if self.plan["services"]:
-            self.runtime.mkdir(mode=0o700, exist_ok=True)
         for service in self.plan["services"]:
             await self.service_ready(self.start(service["name"], "service", service))
         engines: list[Child] = []
@@ -144,6 +170,7 @@ class SessionProcesses:
             self.note("proxy")
         await proof.first_completions(self, engines)
         self.note("first_completion")
+        self.note_shared()
         await proof.keep_facts(self, engines)
         self.note("facts")
 
@@ -169,15 +196,20 @@ class SessionProcesses:
     def start(self, name: str, kind: str, part: dict[str, Any]) -> Child:
         """Start one process of the session."""
         marks = {SESSION_VARIABLE: self.id, STATE_VARIABLE: self.state}
-        env = child_environment(os.environ, part["env"], part["argv"], marks)
+        places = private_places(self.runtime, os.environ)
+        env = child_environment(os.environ, {**places, **part["env"]}, part["argv"], marks)
         try:
             begun_s = time.monotonic() - self.begun
             child = spawn(name, kind, part["argv"], env, self.folder, begun_s, self._cores(part))
         except OSError as error:
+            program = part["argv"][0]
+            its_own = error.filename in (program, None)
             raise SessionError(
-                f"{kind} {name} can't be started: {error.strerror}: {part['argv'][0]}",
+                f"{kind} {name} can't be started: {error.strerror}: {program if its_own else error.filename}",
                 where=self.plan["layout"],
-                mend="make the environment that its interpreter belongs to",
+                mend="make the environment that its interpreter belongs to"
+                if its_own
+                else "make room, or mend the rights or the folder",
             ) from error
         self.children[child.pid] = child
         self.started()
@@ -221,6 +253,7 @@ class SessionProcesses:
 
         async def condition() -> bool:
             self.check_alive()
+            self.note_shared()
             good = await ready()
             self.check_alive()
             return good
@@ -343,6 +376,7 @@ class SessionProcesses:
             What it took (seconds since it began), who had to be killed, and what is held after all.
         """
         begun = time.monotonic()
+        self.note_shared()
 
         def collect() -> None:
             reap(self.children)
@@ -369,7 +403,9 @@ class SessionProcesses:
         if self.client is not None:
             with contextlib.suppress(OSError):
                 Path(self.client["socket"]).unlink(missing_ok=True)
-        shutil.rmtree(self.runtime, ignore_errors=True)
+        remove_runtimes(Path(self.state), self.id)
+        if removed := remove_segments(self.shared):
+            self.progress(f"shared memory left behind, deleted: {', '.join(removed)}")
         return {
             "processes_gone_s": round(gone_s, 3),
             "ports_free_s": round(free_s, 3),

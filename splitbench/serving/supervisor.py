@@ -37,6 +37,7 @@ from typing import Any
 from splitbench.files import read_json, write_json
 from splitbench.serving.failures import SessionError
 from splitbench.serving.launch import become_subreaper, reap
+from splitbench.serving.leftovers import make_runtime
 from splitbench.serving.processes import ProcessId
 from splitbench.serving.session_processes import SessionProcesses
 from splitbench.serving.state import Owner, poison, session_record, supervisor_lock, supervisor_socket
@@ -52,8 +53,9 @@ _NICE = 5
 class Supervisor:
     """One session from start to end, and those who are told of it."""
 
-    def __init__(self, request: dict[str, Any], listener: socket.socket) -> None:
+    def __init__(self, request: dict[str, Any], listener: socket.socket, node: int) -> None:
         self.request = request
+        self.node = node
         self.state = Path(request["state"])
         self.folder = Path(request["folder"])
         self.idle_s: float | None = request["idle_s"]
@@ -98,18 +100,35 @@ class Supervisor:
             "client_socket": client["socket"] if client else None,
             "processes": self.processes.records(),
             "memory_before_mib": self.processes.memory_before_mib,
+            "shared_memory": self.processes.shared,
             "times_s": self.processes.times_s,
             "stop": self.stop_facts,
             "grace_s": self.processes.plan["shutdown_grace_s"],
         }
 
+    def has_node(self) -> bool:
+        """Whether the lock that it holds is still the one that others look at.
+
+        It is not when somebody deleted the state folder: then nobody finds this session any more, another one may
+        start beside it, and what is in a new state folder is that one's.
+        """
+        try:
+            here = supervisor_lock(self.state).stat()
+        except OSError:
+            return False
+        mine = os.fstat(self.node)
+        return (here.st_dev, here.st_ino) == (mine.st_dev, mine.st_ino)
+
     def write_record(self) -> None:
         """Keep the record in the state folder (for the next start) and beside the logs (for the reader)."""
         content = self.record()
-        for path in (session_record(self.state), self.folder / "session.json"):
-            # A full disk or a deleted folder must not keep us from ending engines.
-            with contextlib.suppress(OSError):
-                write_json(path, content)
+        of_node = [session_record(self.state)] if self.has_node() else []
+        for path in (*of_node, self.folder / "session.json"):
+            # A full disk or a deleted folder must not keep us from ending engines, and a folder that somebody
+            # deleted is not made again: the state's must be private, and the log's would be empty but for this.
+            if path.parent.is_dir():
+                with contextlib.suppress(OSError):
+                    write_json(path, content)
 
     # -- messages ---------------------------------------------------------------------------------------
     def send(self, writer: asyncio.StreamWriter, event: str, **content: Any) -> None:
@@ -167,6 +186,7 @@ class Supervisor:
     async def check(self, writer: asyncio.StreamWriter) -> None:
         """Somebody has used the session and wants to know whether it was well to the end."""
         self.on_child()
+        self.look_for_node()
         if self.phase == "ready" and not self.ending.is_set():
             sick = await self.processes.sickness()
             self.on_child()
@@ -182,6 +202,11 @@ class Supervisor:
             self.reason = reason
             self.tell("lost", reason=reason)
             self.ending.set()
+
+    def look_for_node(self) -> None:
+        """End when the state folder has gone: nothing keeps others from measuring at the same time."""
+        if not self.has_node():
+            self.end(f"its state folder was deleted while it was up: {self.state}")
 
     def on_child(self) -> None:
         """SIGCHLD: collect, and see whether the session can go on."""
@@ -208,6 +233,7 @@ class Supervisor:
             if now - looked < LIVENESS_EVERY_S:
                 continue
             looked = now
+            self.look_for_node()
             for child in self.processes.children.values():
                 with contextlib.suppress(OSError):
                     if child.log.stat().st_size > LOG_LIMIT_BYTES:
@@ -264,7 +290,8 @@ class Supervisor:
             self.phase = "ended"
             self.processes.note("ended")
             self.write_record()
-            supervisor_socket(self.state).unlink(missing_ok=True)
+            if self.has_node():
+                supervisor_socket(self.state).unlink(missing_ok=True)
             self.tell("ended", reason=self.reason, record=self.record())
             server.close()
             await self.hang_up()
@@ -363,20 +390,25 @@ def listen(state: Path) -> socket.socket:
 
 def main(arguments: list[str]) -> int:
     """Become the supervisor of a session: returns in the caller's child, lives on in the background."""
-    request = read_json(Path(arguments[0]))
-    state = Path(request["state"])
-    node = take_node(state, patience_s=1.0)
-    if node is None:
-        return EXIT_LOCKED
-    listener = listen(state)
-    sign(node)
+    try:
+        request = read_json(Path(arguments[0]))
+        state = Path(request["state"])
+        node = take_node(state, patience_s=1.0)
+        if node is None:
+            return EXIT_LOCKED
+        listener = listen(state)
+        sign(node)
+        make_runtime(state, request["id"], Path(request["runtime"]))
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or 'the state folder'}: {error.strerror}\n")
+        return 1
     if os.fork() > 0:
         # The socket listens already, so that our caller can connect as soon as we return.
         return 0
     os.setsid()
     sign(node)
     os.chdir("/")
-    asyncio.run(Supervisor(request, listener).run())
+    asyncio.run(Supervisor(request, listener, node).run())
     return 0
 
 

@@ -22,6 +22,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -37,6 +38,7 @@ import yaml
 
 from splitbench.files import sha256_file
 from splitbench.serving import ports
+from splitbench.serving.leftovers import SHARED_MEMORY
 from splitbench.serving.processes import ProcessId, all_processes, command_line, descendants
 from splitbench.serving.state import read_record, session_record
 from tests.fakes.layouts import free_ports
@@ -91,6 +93,7 @@ def config_of(layout: str) -> dict[str, Any]:
     config["workloads"] = {"some": {"input_tokens": 256, "output_tokens": 24, "prompts": prompts}}
     config["matrix"] = {"concurrency": [2]}
     config["figures"] = {}
+    config.pop("claims", None)
     return config
 
 
@@ -158,19 +161,36 @@ def complete(flow: Flow, trial: Trial) -> int:
     return len(records)
 
 
-def leaves_nothing(flow: Flow, trial: Trial, when: str) -> None:
-    """No process of the run, no port of its session."""
+def litter() -> set[str]:
+    """Sockets, rendezvous files and shared memory as vLLM makes them, wherever it makes them unless told."""
+    names = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_\w+|psm_[0-9a-f]{8}")
+    folders = (Path(tempfile.gettempdir()), SHARED_MEMORY)
+    return {str(path) for folder in folders for path in folder.iterdir() if names.fullmatch(path.name)}
+
+
+def leaves_nothing(flow: Flow, trial: Trial, when: str, before: set[str]) -> None:
+    """No process of the run, no port of its session, and no file beside its results.
+
+    After a supervisor was killed files stay until the next start; so they are asked for after that.
+    """
     left = flow.gone(60)
     if left:
         trial.wrong.append(f"{when}: processes left: {[command_line(pid)[:120] for pid in left]}")
     record = read_record(session_record(flow.state))
     if record and (held := ports.busy(record["ports"])):
         trial.wrong.append(f"{when}: ports held: {[(port, ports.holder(port)) for port in held]}")
+    if when == "after the rerun" and (files := litter() - before):
+        trial.wrong.append(f"{when}: files left: {sorted(files)}")
+    if when == "after the rerun":
+        asked = flow.results.glob("logs/sessions/*/*/request.json")
+        runtimes = [Path(json.loads(path.read_text(encoding="utf-8"))["runtime"]) for path in asked]
+        if there := [str(path) for path in runtimes if path.exists()]:
+            trial.wrong.append(f"{when}: folders for sockets left: {there}")
 
 
 def run_trial(trial: Trial, folder: Path, store: Path) -> Trial:
     """Run, hit, look, run again."""
-    begun = time.monotonic()
+    begun, before = time.monotonic(), litter()
     flow = Flow(folder, Path("unused"), config=config_of(trial.layout), store=store)
     running = flow.start("cells")
     try:
@@ -180,25 +200,25 @@ def run_trial(trial: Trial, folder: Path, store: Path) -> Trial:
         trial.wrong.append(f"the run did not come to an end: {error}")
         running.kill()
         running.wait()
-    leaves_nothing(flow, trial, "after the fault")
+    leaves_nothing(flow, trial, "after the fault", before)
     complete(flow, trial)
     if trial.victim == "snakemake":  # it may not have got to taking its own lock away
         flow.run("--unlock")
     again = flow.run("cells", limit_s=RUN_LIMIT_S)
     if again.returncode != 0:
         trial.wrong.append(f"the rerun failed: {(again.stdout + again.stderr)[-3000:]}")
-    leaves_nothing(flow, trial, "after the rerun")
+    leaves_nothing(flow, trial, "after the rerun", before)
     if (count := complete(flow, trial)) != 1:
         trial.wrong.append(f"the rerun finished with {count} cells")
     trial.took_s = round(time.monotonic() - begun, 1)
     return trial
 
 
-def campaign(count: int, seed: int, store: Path, say: Callable[[str], None]) -> list[Trial]:
-    """Run `count` trials; folders of sound ones are deleted."""
+def campaign(count: int, seed: int, store: Path, say: Callable[[str], None], first: int = 0) -> list[Trial]:
+    """Run `count` trials from number `first` on; folders of sound ones are deleted."""
     base = Path(tempfile.mkdtemp(prefix="sbr-")).resolve()
     trials = []
-    for number in range(count):
+    for number in range(first, first + count):
         trial = roll(random.Random(f"{seed}/{number}"), number)
         run_trial(trial, base / f"{number}", store)
         trials.append(trial)
@@ -223,9 +243,10 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     options = parser.parse_args()
     store = Path(os.environ.get("SPLITBENCH_STORE", REPOSITORY / ".splitbench")).resolve()
-    trials = campaign(options.count, options.seed, store, lambda text: print(text, flush=True))
+    trials = campaign(options.count, options.seed, store, lambda text: print(text, flush=True), options.first)
     hits = Counter(f"{trial.in_phase} {trial.victim} {trial.signal}" for trial in trials if trial.hit)
     for name, number in sorted(hits.items()):
         print(f"  {number:3d} x {name}")

@@ -55,6 +55,7 @@ def tables(
                         "first_token": first_token if first else None,
                         "budget_kind": "gpus",
                         "budget": budget,
+                        "share": None,
                         "workload": "long",
                         "concurrency": load,
                         "request_rate": None,

@@ -35,6 +35,7 @@ from typing import Any
 from splitbench.errors import UserError
 from splitbench.files import read_json, write_json
 from splitbench.serving import ports
+from splitbench.serving.leftovers import SHARED_MEMORY, segments
 from splitbench.serving.plan import Plan
 from splitbench.serving.processes import (
     ProcessId,
@@ -95,6 +96,7 @@ def roll(dice: random.Random, number: int, numbers: list[int]) -> Trial:
     behaviour["children"] = str(dice.choice((0, 0, 1, 3)))
     behaviour["core"] = dice.choice(("0", "1"))
     behaviour["ignore_term"] = dice.choice(("0", "0", "1"))
+    behaviour["litter"] = "1"
     spoiled = dice.random()
     if spoiled < 0.05:
         behaviour["die_early"] = "RuntimeError: Engine core initialization failed."
@@ -216,6 +218,7 @@ def identity(pid: int | None) -> ProcessId:
 def run_trial(trial: Trial, state: Path, folder: Path) -> Trial:
     """Bring up, hit, and look at what is left."""
     folder.mkdir(parents=True)
+    before = segments()
     write_json(folder / "trial.json", asdict(trial))
     owner = subprocess.Popen(["sleep", "3600"])
     owner_id = identity(owner.pid)
@@ -256,7 +259,7 @@ def run_trial(trial: Trial, state: Path, folder: Path) -> Trial:
         assert stopper is not None
         wait_for(stopper, trial)
         trial.cell_exit = process.exitcode
-        judge(trial, state, folder)
+        judge(trial, state, folder, before)
     finally:
         owner.kill()
         owner.wait()
@@ -276,7 +279,7 @@ def wait_for(process: multiprocessing.process.BaseProcess, trial: Trial) -> None
         process.join()
 
 
-def judge(trial: Trial, state: Path, folder: Path) -> None:
+def judge(trial: Trial, state: Path, folder: Path, before: dict[str, int]) -> None:
     """Everything that must hold after any fault."""
     result = folder / "result.json"
     trial.result = result.exists()
@@ -290,7 +293,7 @@ def judge(trial: Trial, state: Path, folder: Path) -> None:
         killed = any(fault.victim == "cell" and fault.at is not None for fault in trial.faults)
         if not (killed and trial.result):  # killed between its result and its exit: the result stands
             trial.wrong.append(f"exit code {trial.cell_exit}, result {trial.result}")
-    sound = {"startup_s": trial.behaviour["startup_s"], "core": "1", "children": "1"}
+    sound = {"startup_s": trial.behaviour["startup_s"], "litter": "1", "core": "1", "children": "1"}
     again = Trial(**{**asdict(trial), "behaviour": sound, "faults": []})
     try:
         with node_lock(state, "the next cell", lambda text: None):
@@ -316,20 +319,29 @@ def judge(trial: Trial, state: Path, folder: Path) -> None:
         trial.wrong.append(f"held ports: {[(port, ports.holder(port)) for port in held]}")
     if status(state)["supervisor"]:
         trial.wrong.append("a supervisor after the stop")
+    if runtimes := list(state.glob("run-*")):
+        trial.wrong.append(f"folders for sockets left: {[str(path.resolve()) for path in runtimes]}")
+    # Who kills the supervisor in the very moment in which shared memory is made leaves what nobody has recorded.
+    unseen = any(f.victim == "supervisor" and f.phase == "bring-up" and f.hit for f in trial.faults)
+    shared = [name for name in segments() if name.startswith("psm_stub_") and name not in before]
+    if shared and not unseen:
+        trial.wrong.append(f"shared memory left: {shared}")
+    for name in shared:
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
     sockets = [path.name for path in state.glob("*.sock")]
     if sockets:
         trial.wrong.append(f"sockets left: {sockets}")
 
 
-def campaign(count: int, seed: int, say: Any) -> list[Trial]:
-    """Run `count` trials on one state folder, so that each has to cope with what the one before left."""
+def campaign(count: int, seed: int, say: Any, first: int = 0) -> list[Trial]:
+    """Run `count` trials from number `first` on one state folder: each has to cope with what the one before left."""
     base = Path(tempfile.mkdtemp(prefix="sb-")).resolve()
     state = base / "s"
     state.mkdir(mode=0o700)
     numbers = free_ports(5)
     trials = []
     try:
-        for number in range(count):
+        for number in range(first, first + count):
             trial = roll(random.Random(f"{seed}/{number}"), number, numbers)
             run_trial(trial, state, base / f"{number}")
             trials.append(trial)
@@ -357,9 +369,10 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     options = parser.parse_args()
     begun = time.monotonic()
-    trials = campaign(options.count, options.seed, lambda text: print(text, flush=True))
+    trials = campaign(options.count, options.seed, lambda text: print(text, flush=True), options.first)
     hits = Counter(
         f"{fault.phase:9s} {fault.victim:14s} {fault.signal}"
         for trial in trials

@@ -81,7 +81,8 @@ class Flow:
         self.store = store or folder / "store"
         self.config = config or default_config(python, free_ports(1)[0])
         self.state = folder / "state"
-        self.state.mkdir(mode=0o700, parents=True)
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.extra: dict[str, str] = {}
 
     @property
     def results(self) -> Path:
@@ -117,6 +118,7 @@ class Flow:
             "SPLITBENCH_STATE": str(self.state),
             "SPLITBENCH_STORE": str(self.store),
             "PYTHONUNBUFFERED": "1",
+            **self.extra,
         }
 
     def run(self, *arguments: str, limit_s: float = 300, **config: Any) -> subprocess.CompletedProcess[str]:

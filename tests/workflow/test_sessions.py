@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,10 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from splitbench.serving import ending, ports
+from splitbench.serving import ending, leftovers, ports
 from splitbench.serving.failures import SessionError
 from splitbench.serving.plan import Plan, ServicePlan
 from splitbench.serving.processes import ProcessId, environment, marked
@@ -394,6 +396,34 @@ def test_a_killed_supervisors_runtime_folder_goes_with_what_it_left(state: Path,
     assert ports.busy([port, *others]) == []
 
 
+@pytest.mark.parametrize("how", ["stop", "engine", "supervisor"])
+def test_sockets_temporary_files_and_shared_memory_go_with_their_session(
+    state: Path, tmp_path: Path, how: str
+) -> None:
+    port = free_ports(1)[0]
+    with acquire(request(aggregated(port, litter="1", core="1"), tmp_path), Told(), state=state) as session:
+        (link,) = state.glob("run-*")
+        folder = link.resolve()
+        shared = [leftovers.SHARED_MEMORY / name for name in session.record["shared_memory"]]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(folder)) <= 16
+        kinds = {("socket" if path.is_socket() else path.name.partition("_")[0]) for path in folder.iterdir()}
+        assert kinds == {"socket", "vllm"}
+        assert len(shared) == 1
+        assert shared[0].exists()
+        if how == "engine":
+            os.kill(session.engines[0].pid, signal.SIGKILL)
+            eventually(session.lost)
+        elif how == "supervisor":
+            process = supervisor(state)
+            process.signal(signal.SIGKILL)
+            eventually(lambda: not process.alive())
+    stop(state)
+    assert not folder.exists()
+    assert list(state.glob("run-*")) == []
+    assert not shared[0].exists()
+
+
 def test_engines_on_one_device_start_one_after_the_other(state: Path, tmp_path: Path) -> None:
     plan = disaggregated(free_ports(5), prefill={"startup_s": "0.5"})
     shared = tuple(engine.model_copy(update={"devices": (0,)}) for engine in plan.engines)
@@ -628,3 +658,48 @@ def test_a_measurement_that_was_killed_is_not_shown_as_running(state: Path) -> N
     me = str(ProcessId.current())
     (state / "node.json").write_text(json.dumps(note | {"process": me}), encoding="utf-8")
     assert "a cell" in status(state)["measuring"]
+
+
+def test_a_deleted_state_folder_ends_its_session_and_the_next_one_is_left_alone(
+    state: Path, tmp_path: Path
+) -> None:
+    one, two = free_ports(2)
+    with acquire(request(aggregated(one, core="1"), tmp_path), Told(), state=state) as first:
+        old = supervisor(state)
+        shutil.rmtree(state)
+        assert "state folder was deleted" in str(first.confirm())
+        state.mkdir(mode=0o700)
+        with acquire(request(aggregated(two), tmp_path), Told(), state=state) as second:
+            eventually(lambda: not old.alive())
+            assert second.confirm() is None
+            now = status(state)
+    assert now["session"]["id"] == second.id
+    assert now["session"]["phase"] == "ready"
+    assert stop(state)
+    assert ports.busy([one, two]) == []
+
+
+def test_a_session_whose_logs_are_deleted_does_not_make_them_again(state: Path, tmp_path: Path) -> None:
+    with acquire(request(aggregated(free_ports(1)[0]), tmp_path / "logs"), Told(), state=state) as session:
+        shutil.rmtree(tmp_path / "logs")
+        assert session.confirm() is None
+    stop(state)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_whoever_cleans_up_while_a_session_begins_takes_nothing_from_it(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A workflow that ends cleans up without the node's lock: here, when the next one's supervisor is about to start.
+    run = subprocess.run
+
+    def cleaned_before(*given: Any, **more: Any) -> Any:
+        ending.clean_leftovers(state, Told())
+        return run(*given, **more)
+
+    monkeypatch.setattr(subprocess, "run", cleaned_before)
+    wanted = request(aggregated(free_ports(1)[0], litter="1"), tmp_path)
+    with acquire(wanted, Told(), state=state) as session:
+        (link,) = state.glob("run-*")
+        assert any(path.is_socket() for path in link.resolve().iterdir())
+        assert session.confirm() is None

@@ -148,6 +148,15 @@ def test_a_machine_that_others_use() -> None:
     assert (foreign.verdict, foreign.reason) == ("invalid", "GPU 0: process 77 (python) is not ours")
 
 
+def test_a_process_that_was_stopped() -> None:
+    stopped = Series("engine:decode-0", "stopped_processes", [1.1, 1.2], [2.0, 2.0])
+    found = check("machine", series=watched(stopped))
+    assert found.verdict == "invalid"
+    assert "engine:decode-0 was stopped in 2 of the samples" in found.reason
+    before = Series("engine:decode-0", "stopped_processes", [0.0], [1.0])
+    assert check("machine", series=watched(before)).verdict == "ok"
+
+
 @pytest.mark.parametrize(
     ("mask", "verdict", "words"),
     [

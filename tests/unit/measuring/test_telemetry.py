@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,14 @@ def test_a_busy_process_is_seen_and_is_not_somebody_else() -> None:
         sampler.start()
         time.sleep(0.8)
         series = sampler.stop()
+        burner.send_signal(signal.SIGSTOP)
+        os.waitpid(burner.pid, os.WUNTRACED)
+        held = Sampler({"engine:engine-0": burner.pid}, interval_s=60)
+        held.start()
+        stopped = held.stop()
         burner.kill()
+    assert values(series, "engine:engine-0", "stopped_processes") == []
+    assert values(stopped, "engine:engine-0", "stopped_processes") == [1]
     busy = values(series, "engine:engine-0", "cpu_percent")
     assert len(busy) >= 3
     assert 5 < max(busy) < 150

@@ -35,7 +35,10 @@ class Behaviour:
     fail_health_file: str = ""  # answer 503 to /health while this file exists
     served_name: str = ""  # pretend to serve another model
     log_mib: int = 0  # write this much log before serving
+    log_lines: int = 0  # write this many lines before serving
+    log_line_kib: int = 0  # and then one of this length
     log_forever: bool = False  # and never stop writing
+    litter: bool = False  # leave a socket, a temporary file and shared memory, as a killed vLLM does
     take_port: int = 0  # a child of the engine holds this port as well
     broken_transfer: bool = False  # a decoder reports hits and loads nothing
     broken_after: int = -1  # so does it from this many transfers on

@@ -7,10 +7,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -74,6 +76,22 @@ def fork_core(wanted: Behaviour) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _sleep_forever()
     return child
+
+
+def leave_litter() -> None:
+    """What vLLM has on the machine while it runs, never cleared away: as if it were always killed."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{os.environ.get('VLLM_RPC_BASE_PATH', tempfile.gettempdir())}/{uuid.uuid4()}")
+    listener.listen()
+    _kept.append(listener)
+    Path(tempfile.gettempdir(), f"vllm_dist_{uuid.uuid4().hex}").touch()
+    handle = os.open(f"/dev/shm/psm_stub_{uuid.uuid4().hex[:8]}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.ftruncate(handle, 65536)
+    _kept.append(mmap.mmap(handle, 65536))
+    os.close(handle)
+
+
+_kept: list[object] = []  # open and mapped as long as the process lives
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------------
@@ -305,10 +323,16 @@ def main(arguments: list[str]) -> int:
     journal(wanted, "start", options.port)
     if wanted.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if wanted.litter:
+        leave_litter()
     core = fork_core(wanted) if wanted.core else None
     fork_detached(wanted, wanted.children)
     if wanted.take_port:
         fork_port_taker(wanted.take_port)
+    for number in range(wanted.log_lines):
+        log(f"  frame {number}", "ERROR")
+    if wanted.log_line_kib:
+        log("x" * (wanted.log_line_kib * 1024))
     for _ in range(wanted.log_mib * 256):
         log("x" * 4000)
     code = asyncio.run(_serve(options, wanted, core))
