@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -247,6 +248,9 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
         yield note
     except UserError as error:
         note(f"error: {error}")
+        if path is not None and error.__cause__ is not None:
+            with path.open("a", encoding="utf-8") as handle:
+                traceback.print_exception(error.__cause__, file=handle)
         sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):

@@ -19,18 +19,19 @@ class Hangs(BaseException):
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise `Hangs` in the block when it takes longer."""
+    """Raise `Hangs` in the block when it computes longer."""
 
     def stop(number: int, frame: Any) -> None:
         raise Hangs(f"more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Processor time: on a busy machine a wait says nothing.
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def answered(call: Callable[[], Any], *, names: str | None = None, seconds: float = 20) -> UserError | None:
@@ -39,7 +40,7 @@ def answered(call: Callable[[], Any], *, names: str | None = None, seconds: floa
     Args:
         call: what is tried.
         names: text that every line of the message must hold, such as the file.
-        seconds: after which it counts as a hang.
+        seconds: of processor time, after which it counts as a hang.
     """
     try:
         with within(seconds):

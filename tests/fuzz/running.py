@@ -7,9 +7,9 @@ from typing import Any
 
 import hypothesis
 
-from tests.fuzz import configs
+from tests.fuzz import archives, configs, results, texts
 
-TARGETS: dict[str, Any] = {**configs.TARGETS}
+TARGETS: dict[str, Any] = {**configs.TARGETS, **results.TARGETS, **texts.TARGETS, **archives.TARGETS}
 
 
 def run(name: str, *, examples: int, seed: int) -> None:
