@@ -3,8 +3,9 @@
 
     python -m tests.mutation statistics --sample 150 --seed 1
 
-Mutants are drawn by seed from all places that can be changed. Each runs in a fork that finds the changed module at
-import, so nothing on disk is touched and the slow third-party imports are paid once.
+Mutants are drawn by seed from all places that can be changed. Each runs in a fork whose functions get the changed code
+(what is no function is imported anew), so nothing on disk is touched and imports are paid once. The tests that are most
+likely to notice go first, all others of the group follow where these did not.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import faulthandler
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import random
 import signal
 import sys
 import time
+import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import hypothesis
+import pytest
 
 ROOT = Path(__file__).parents[1]
 THIRD_PARTY = (
@@ -43,31 +49,49 @@ THIRD_PARTY = (
 
 @dataclass(frozen=True)
 class Group:
-    """Modules that are changed, and the tests that should notice, quickest first."""
+    """Modules that are changed, each with the tests that notice most of it, and all tests that should notice."""
 
-    modules: tuple[str, ...]
+    modules: dict[str, tuple[str, ...]]
     tests: tuple[str, ...]
 
 
-def _of(package: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"splitbench.{package}.{name}" for name in names)
+def _tests(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/{folder}/test_{name}.py" for name in names)
 
 
+_JUDGING = _tests("statistics", "survivors", "claims", "verdict")
+_SAMPLING = _tests("statistics", "survivors", "clusters", "verdict")
+_CHECKING = _tests("measuring", "survivors", "checks", "conditions", "logs", "recorded")
 GROUPS = {
     "statistics": Group(
-        _of(
-            "statistics",
-            *("bootstrap", "capacity", "claims", "clusters", "compare", "pools", "quantiles", "slo", "stage"),
-            *("steps", "variance", "verdict"),
-        ),
+        {
+            "splitbench.statistics.bootstrap": _SAMPLING,
+            "splitbench.statistics.capacity": _tests("statistics", "survivors", "slo_and_cost"),
+            "splitbench.statistics.claims": _JUDGING,
+            "splitbench.statistics.clusters": _SAMPLING,
+            "splitbench.statistics.compare": _JUDGING,
+            "splitbench.statistics.pools": _JUDGING,
+            "splitbench.statistics.quantiles": _tests("statistics", "survivors", "quantiles"),
+            "splitbench.statistics.slo": _tests("statistics", "survivors", "slo_and_cost"),
+            "splitbench.statistics.stage": ("tests/unit/test_figures_measured.py",),
+            "splitbench.statistics.steps": _JUDGING,
+            "splitbench.statistics.variance": _SAMPLING,
+            "splitbench.statistics.verdict": _tests("statistics", "survivors", "verdict"),
+        },
         ("tests/unit/statistics",),
     ),
     "checks": Group(
-        _of("measuring", "checks", "conditions", "evidence", "logs", "metrics", "symmetry", "transfer"),
+        {
+            f"splitbench.measuring.{name}": _CHECKING
+            for name in ("checks", "conditions", "evidence", "logs", "metrics", "symmetry", "transfer")
+        },
         ("tests/unit/measuring",),
     ),
     "digests": Group(
-        ("splitbench.files", "splitbench.experiment.cells"),
+        {
+            "splitbench.files": _tests("experiment", "digests", "cells"),
+            "splitbench.experiment.cells": _tests("experiment", "digests", "cells", "workloads"),
+        },
         ("tests/unit/experiment",),
     ),
 }
@@ -251,21 +275,74 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, self.mutant.path, loader=_Loader(self.mutant))
 
 
-def _run_tests(mutant: Mutant | None, tests: Sequence[str], log: Path) -> int:
-    """In a fork: import the changed module and run its tests up to the first that fails."""
-    import pytest
+def _in_place(mutant: Mutant) -> bool:
+    """Give the changed code to the function that it is in, where it is inside of one; whoever holds it has it then."""
+    changed = compile(mutant.tree(), str(mutant.path), "exec")
+    found = [code for code in _functions(changed) if code.co_firstlineno <= mutant.line <= _last_line(code)]
+    if not found:
+        return False
+    # The outermost: what is nested in it comes with it.
+    code = min(found, key=lambda one: one.co_firstlineno)
+    module = sys.modules[mutant.module]
+    for function in _functions_of(module):
+        if function.__code__.co_qualname == code.co_qualname:
+            function.__code__ = code
+            return True
+    return False
 
+
+def _functions(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Functions and methods, but nothing that is nested in them; the body of a class is none."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_flags & inspect.CO_OPTIMIZED:
+                if not constant.co_name.startswith("<"):
+                    yield constant
+            else:
+                yield from _functions(constant)
+
+
+def _last_line(code: types.CodeType) -> int:
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    inner = [_last_line(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return max([*lines, *inner], default=code.co_firstlineno)
+
+
+def _functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    for value in [*vars(module).values()]:
+        for one in [value, *(vars(value).values() if isinstance(value, type) else ())]:
+            one = getattr(one, "fget", None) or getattr(one, "func", None) or one
+            one = (
+                inspect.unwrap(getattr(one, "__func__", one))
+                if callable(one) or hasattr(one, "__func__")
+                else one
+            )
+            if isinstance(one, types.FunctionType) and one.__module__ == module.__name__:
+                yield one
+
+
+def _mutate(mutant: Mutant) -> None:
+    lines = mutant.path.read_text(encoding="utf-8").splitlines()
+    signature = lines[mutant.line - 1].lstrip().startswith(("def ", "async def ", "@"))
+    if signature or not _in_place(mutant):
+        sys.meta_path.insert(0, _Finder(mutant))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "splitbench"]:
+            del sys.modules[name]
+
+
+def _run_tests(mutant: Mutant | None, tests: Sequence[str], log: Path) -> int:
+    """In a fork: bring in the changed code and run its tests up to the first that fails."""
     handle = log.open("w")
     os.dup2(handle.fileno(), 1)
     os.dup2(handle.fileno(), 2)
     if mutant is not None:
-        sys.meta_path.insert(0, _Finder(mutant))
-    import hypothesis
-
-    hypothesis.settings.register_profile("mutation", database=None, max_examples=20, deadline=None)
+        _mutate(mutant)
+    hypothesis.settings.register_profile("mutation", database=None, max_examples=15, deadline=None)
     hypothesis.settings.load_profile("mutation")
+    hypothesis.settings.load_profile = lambda name: None  # type: ignore[method-assign,assignment]
     quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "--tb=line", "--hypothesis-seed=0"]
-    return int(pytest.main([*quiet, *tests]))
+    there = [name for name in tests if Path(name).exists()]
+    return int(pytest.main([*quiet, *there]))
 
 
 def outcome(mutant: Mutant | None, tests: Sequence[str], limit_s: float, log: Path) -> tuple[str, float]:
@@ -278,7 +355,7 @@ def outcome(mutant: Mutant | None, tests: Sequence[str], limit_s: float, log: Pa
             os.setpgid(0, 0)
             code = _run_tests(mutant, tests, log)
         except BaseException:
-            faulthandler.dump_traceback()
+            traceback.print_exc()
         finally:
             os._exit(code)
     while time.monotonic() - started < limit_s:
@@ -299,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--limit-s", type=float, default=90.0, help="after which a mutant counts as noticed")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further mutant is tried")
+    parser.add_argument("--quick", action="store_true", help="only the first tests of each module, not all")
     parser.add_argument("--only", type=Path, help="JSON of an earlier run: try its survivors again")
     parser.add_argument("--out", type=Path, default=Path("/tmp/splitbench-mutation.json"))
     options = parser.parse_args(arguments)
@@ -313,7 +391,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # In the order of drawing, so that a run that is cut short is a random sample too.
     random.Random(options.seed).shuffle(chosen)
     log = options.out.with_suffix(".log")
-    sound, seconds = outcome(None, group.tests, 600, log)
+    for name in group.modules:
+        importlib.import_module(name)
+    quickest = tuple(dict.fromkeys(name for names in group.modules.values() for name in names))
+    sound, seconds = outcome(None, quickest, 600, log)
     if sound != "survived":
         print(f"the tests fail without any change; see {log}")
         return 1
@@ -324,6 +405,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if time.monotonic() > until:
             break
         found, took = outcome(mutant, group.tests, options.limit_s, log)
+        results.append(
+            {"mutant": copy.deepcopy(mutant.__dict__), "outcome": found, "seconds": round(took, 2)}
+        )
+        if found == "survived" and not options.quick:
+            found, more = outcome(mutant, group.tests, options.limit_s, log)
+            took += more
         results.append(
             {"mutant": copy.deepcopy(mutant.__dict__), "outcome": found, "seconds": round(took, 2)}
         )

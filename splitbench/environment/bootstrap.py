@@ -86,15 +86,15 @@ def _stays_inside(member: tarfile.TarInfo, piece: str) -> None:
     Raises:
         BundleError: it is such a member.
     """
-    names = [member.name]
+    names = [Path(member.name)]
     if member.issym():
-        names.append(os.path.join(os.path.dirname(member.name), member.linkname))
+        names.append(Path(member.name).parent / member.linkname)
     elif member.islnk():
-        names.append(member.linkname)
+        names.append(Path(member.linkname))
     elif not (member.isreg() or member.isdir()):
         raise BundleError(f"{piece}: {member.name!r} is no ordinary file; make the bundle again")
     for name in names:
-        if os.path.isabs(name) or os.path.normpath(name).split(os.sep)[0] == "..":
+        if name.is_absolute() or Path(os.path.normpath(name)).parts[:1] == ("..",):
             raise BundleError(f"{piece}: {member.name!r} leads out of the folder; make the bundle again")
 
 
