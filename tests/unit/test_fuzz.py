@@ -8,8 +8,8 @@ import pytest
 from tests.fuzz.running import TARGETS, run
 
 SLICE = {
-    "config-nearly-good": 20,
-    "config-shaped": 10,
+    "config-nearly-good": 8,
+    "config-shaped": 5,
     "config-text": 15,
     "result-file": 25,
     "engine-log": 4,
