@@ -72,6 +72,7 @@ GROUPS = {
             "splitbench.statistics.compare": _JUDGING,
             "splitbench.statistics.pools": _JUDGING,
             "splitbench.statistics.quantiles": _tests("statistics", "survivors", "quantiles"),
+            "splitbench.statistics.relations": _JUDGING,
             "splitbench.statistics.slo": _tests("statistics", "survivors", "slo_and_cost"),
             "splitbench.statistics.stage": ("tests/unit/test_figures_measured.py",),
             "splitbench.statistics.steps": _JUDGING,

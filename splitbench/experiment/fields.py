@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
+from splitbench.secrets import SECRET_NAME
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
@@ -70,7 +72,6 @@ OWNED_ENV = frozenset(
 )
 # Flags that a field of an engine states too.
 MEMORY_ARGS = {"gpu-memory-utilization": "memory_share", "kv-cache-memory-bytes": "kv_cache_bytes"}
-SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 # Flags of `vllm bench serve` that the cell sets itself.
 OWNED_CLIENT_ARGS = frozenset(
     {

@@ -80,6 +80,7 @@ REFUSED = [
         "",
     ),
     # Characters that no process, file or terminal takes.
+    ("engine", {"env": {"REDIS_AUTH": "x"}}, "engine.env", "looks like a secret", "export it"),
     ("engine", {"env": {"A": "a\0b"}}, "engine.env", r"the character '\x00'", "take it out"),
     ("engine", {"args": {"x": "a\x1b[2Jb"}}, "engine.args", r"the character '\x1b'", "take it out"),
     ("engine", {"args": {"x": "a\u202eb"}}, "engine.args", r"the character '\u202e'", "take it out"),

@@ -31,9 +31,10 @@ from splitbench.statistics.bootstrap import (
     unit_weights,
 )
 from splitbench.statistics.capacity import Run, break_even, cost_per_million, goodput, token_goodput
-from splitbench.statistics.claims import decided, judge_claims
+from splitbench.statistics.claims import judge_claims
 from splitbench.statistics.clusters import clustered, clustered_quantile, clustered_share, counts_below
 from splitbench.statistics.compare import finite, level_of, statistic_of
+from splitbench.statistics.relations import decided
 from splitbench.statistics.slo import attainment, mean_with_interval
 from splitbench.statistics.stage import highest_load
 from splitbench.statistics.steps import count_steps
