@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from splitbench.errors import damage
 
 
 def canonical_json(value: Any) -> str:
@@ -79,5 +81,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that this workflow wrote."""
-    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    """Read a JSON object that this workflow wrote.
+
+    Raises:
+        DamagedError: it holds something else by now.
+    """
+    with damage(str(path), "delete it, and what made it makes it again"):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise TypeError(f"an object is expected, found {type(value).__name__}")
+        return value

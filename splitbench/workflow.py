@@ -272,6 +272,9 @@ def script(log: str | None = None) -> Iterator[Callable[[str], None]]:
         yield note
     except UserError as error:
         note(f"error: {error}")
+        if path is not None and error.__cause__ is not None:
+            with path.open("a", encoding="utf-8") as handle:
+                traceback.print_exception(error.__cause__, file=handle)
         sys.exit(1)
     except OSError as error:
         what = _FAILED.get(error.errno or 0)

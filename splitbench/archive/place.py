@@ -56,7 +56,8 @@ class Place:
 def in_archive(path: Path) -> Iterator[Place]:
     """The results inside an archive, read member by member; nothing is unpacked."""
     with opened(path) as archive:
-        members = {info.filename.partition("/data/")[2]: info for info in archive.infolist()}
+        found = ((info.filename.partition("/data/")[2], info) for info in archive.infolist())
+        members = {name: info for name, info in found if name}
         if "archive.json" not in members:
             raise UserError(
                 "is no splitbench archive", where=str(path), mend="name the zip of `snakemake archive`"

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -71,9 +72,30 @@ def unpack(pieces: list[str], sha256: str, target: str) -> str:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:xz") as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(target, filter="data")
-        else:
-            tar.extractall(target)
+        else:  # a Python of before the filter: the same by hand
+            members = tar.getmembers()
+            for member in members:
+                _stays_inside(member, pieces[0])
+            tar.extractall(target, members)
     return sha256
+
+
+def _stays_inside(member: tarfile.TarInfo, piece: str) -> None:
+    """Refuse what would be written, or would point, outside of the folder, and what is no file, folder or link.
+
+    Raises:
+        BundleError: it is such a member.
+    """
+    names = [Path(member.name)]
+    if member.issym():
+        names.append(Path(member.name).parent / member.linkname)
+    elif member.islnk():
+        names.append(Path(member.linkname))
+    elif not (member.isreg() or member.isdir()):
+        raise BundleError(f"{piece}: {member.name!r} is no ordinary file; make the bundle again")
+    for name in names:
+        if name.is_absolute() or Path(os.path.normpath(name)).parts[:1] == ("..",):
+            raise BundleError(f"{piece}: {member.name!r} leads out of the folder; make the bundle again")
 
 
 def bootstrap(folder: Path, carries: list[Path]) -> dict[str, Any]:
@@ -120,7 +142,8 @@ def bootstrap(folder: Path, carries: list[Path]) -> dict[str, Any]:
         name: value.replace("{folder}", str(folder)) for name, value in record["environment"].items()
     }
     (folder / "environment.sh").write_text(
-        "".join(f"export {name}='{value}'\n" for name, value in variables.items()), encoding="utf-8"
+        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()),
+        encoding="utf-8",
     )
     record["missing"] = record["carries"] - len(record["carries_here"])
     record["seconds"] = round(record["seconds"] + time.monotonic() - began, 1)

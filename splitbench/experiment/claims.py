@@ -6,16 +6,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from splitbench.experiment.fields import Percentile, PositiveInt, Section, one_or_many
 
 ClaimMetric = Literal["itl_ms", "ttft_ms", "second_token_ms", "e2e_ms"]
 Relation = Literal[
@@ -39,12 +32,9 @@ BETWEEN_LAYOUTS = frozenset(
 WITH_THRESHOLD = frozenset({"at_most", "above", "serves_no_more", "stairs"})
 
 
-def _one_or_many(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
 def _statistic(value: Any) -> Any:
-    if not isinstance(value, str) or (value != "mean" and not re.fullmatch(r"p\d{1,2}(\.\d+)?", value)):
+    known = isinstance(value, str) and re.fullmatch(r"mean|p[0-9]{1,2}(\.[0-9]{1,3})?", value)
+    if not known or (value != "mean" and not float(value[1:])):
         raise ValueError(f"'{value}' is no statistic; use 'mean' or a percentile such as 'p50' or 'p99.5'")
     return value
 
@@ -52,15 +42,11 @@ def _statistic(value: Any) -> Any:
 Statistic = Annotated[str, BeforeValidator(_statistic)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ClaimTest(_Section):
+class ClaimTest(Section):
     """One comparison; it is made for every load and every statistic that it names."""
 
     metric: ClaimMetric = Field(description="which latency")
-    statistic: Annotated[list[Statistic], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
+    statistic: Annotated[list[Statistic], BeforeValidator(one_or_many), Field(min_length=1)] = Field(
         ["p99"], description="'mean' or percentiles, as in p50 or [p50, p99]"
     )
     relation: Relation = Field(description="what is claimed; config/README.md says what each takes")
@@ -68,13 +54,15 @@ class ClaimTest(_Section):
     layout: str = Field(description="of which layout it is claimed")
     reference: str | None = Field(None, description="the layout that `layout` is compared with")
     other_workload: str | None = Field(None, description="smaller_gain: where the gain is larger")
-    concurrency: Annotated[list[PositiveInt], BeforeValidator(_one_or_many)] = Field(
+    concurrency: Annotated[list[PositiveInt], BeforeValidator(one_or_many)] = Field(
         default_factory=list, description="loads; default: all that are measured"
     )
     threshold: PositiveFloat | None = Field(
         None, description="ms for at_most, above, serves_no_more; steps for stairs"
     )
-    between: tuple[float, float] | None = Field(None, description="crosses: percentiles, from and to")
+    between: tuple[Percentile, Percentile] | None = Field(
+        None, description="crosses: percentiles, from and to"
+    )
     by_percent: NonNegativeFloat = Field(0.0, description="lower, higher: by at least this much")
     agree: Literal["all", "most"] = Field(
         "all", description="whether every comparison has to hold, or more than half of them"
@@ -97,7 +85,7 @@ class ClaimTest(_Section):
         return self
 
 
-class Claim(_Section):
+class Claim(Section):
     """What somebody says, and the comparisons that it stands or falls with: all of them must hold."""
 
     says: str = Field(description="the claim in one sentence")

@@ -14,10 +14,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from splitbench.errors import UserError
-from splitbench.experiment.models import MEMORY_ARGS, EngineSpec, Experiment, Layout, MpsShare
+from splitbench.experiment.models import MEMORY_ARGS, EngineSpec, Experiment, Layout, MpsShare, Workload
 
 Location = tuple[int | str, ...]
+Problem = tuple[Location, str, str]
+"""Where, what is wrong, and the mend."""
 
+MOST_CELLS = 100_000
+MOST_PROMPTS = 10_000_000
+
+_LONGEST = 80
+"""Characters of a wrong value that are shown."""
+_FORMS = frozenset({MpsShare.__name__})
+"""Models that stand in a union with words."""
 _KINDS = ("aggregated", "replicas", "pd")
 
 
@@ -34,7 +43,7 @@ def load_experiment(config: Mapping[str, Any], files: Sequence[Path] = ()) -> Ex
     try:
         experiment = Experiment.model_validate(dict(config))
     except ValidationError as error:
-        lines = [_line(details, config, files) for details in error.errors()]
+        lines = [_line(details, config, files) for details in _of_one_kind(error.errors())]
         raise ConfigError(lines) from None
     problems = [
         _problem(location, message, mend, files) for location, message, mend in cross_checks(experiment)
@@ -72,6 +81,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = str(path) if mark is None else f"{path}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or "not YAML"
         raise UserError(f"not valid YAML ({problem})", where=where, mend="mend the syntax there") from None
+    except (ValueError, AttributeError, RecursionError) as error:
+        # A day that no month has, a tag on text that it does not fit, brackets in brackets without end.
+        raise UserError(
+            f"not valid YAML ({error})", where=str(path), mend="mend or quote the value that is meant"
+        ) from None
     if not isinstance(value, dict):
         raise UserError(
             f"an experiment is a mapping of keys, found {type(value).__name__}",
@@ -92,9 +106,9 @@ class ConfigError(UserError):
         return "\n".join(str(error) for error in self.errors)
 
 
-def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
+def cross_checks(experiment: Experiment) -> list[Problem]:
     """Rules between fields that a single field's type can't state: (location, what is wrong, mend)."""
-    problems: list[tuple[Location, str, str]] = []
+    problems: list[Problem] = []
     for name, layout in experiment.layouts.items():
         users: dict[tuple[str, int], list[EngineSpec]] = {}
         units = set()
@@ -129,7 +143,9 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                         "rename one",
                     )
                 )
+    problems += _size_checks(experiment)
     problems += _claim_checks(experiment)
+    problems += _figure_checks(experiment)
     longest = experiment.model.synthetic.max_model_len if experiment.model.synthetic is not None else None
     for name, workload in experiment.workloads.items():
         asked = math.ceil((workload.input_tokens + workload.output_tokens) * (1 + workload.range_ratio))
@@ -141,6 +157,69 @@ def cross_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                     "raise that or shorten the workload",
                 )
             )
+    return problems
+
+
+def _loads(experiment: Experiment, workload: Workload) -> list[int]:
+    """Concurrencies that a workload is measured at."""
+    return workload.concurrency or experiment.matrix.concurrency
+
+
+def _size_checks(experiment: Experiment) -> list[Problem]:
+    """A slip of the finger in one axis must not fill the memory with cells."""
+    problems: list[Problem] = []
+    matrix = experiment.matrix
+    loads = sum(len(_loads(experiment, workload)) for workload in experiment.workloads.values())
+    cells = len(experiment.layouts) * loads * matrix.restarts * matrix.repeats
+    if cells > MOST_CELLS:
+        problems.append(
+            (("matrix",), f"asks for {cells:,} cells", f"stay below {MOST_CELLS:,}, in several experiments")
+        )
+    for name, workload in experiment.workloads.items():
+        prompts = workload.prompts
+        most = max(prompts.minimum, prompts.per_concurrency * max(_loads(experiment, workload)))
+        if most > MOST_PROMPTS:
+            problems.append(
+                (
+                    ("workloads", name),
+                    f"asks for {most:,} prompts in one cell",
+                    f"stay below {MOST_PROMPTS:,}",
+                )
+            )
+        if workload.concurrency and len(set(workload.concurrency)) != len(workload.concurrency):
+            place = ("workloads", name, "concurrency")
+            problems.append((place, f"{workload.concurrency} names a value twice", "remove one"))
+    return problems
+
+
+def _figure_checks(experiment: Experiment) -> list[Problem]:
+    """Figures may only name what the experiment measures: they are drawn when all the measuring is done."""
+    problems: list[Problem] = []
+    loads = {name: _loads(experiment, workload) for name, workload in experiment.workloads.items()}
+    anywhere = sorted({load for found in loads.values() for load in found})
+    for figure, settings in experiment.figures.items():
+        place: Location = ("figures", figure)
+        for name in settings.layouts:
+            if name not in experiment.layouts:
+                mend = f"use one of: {', '.join(experiment.layouts)}"
+                problems.append(((*place, "layouts"), f"no layout '{name}'", mend))
+        for name in settings.windows:
+            if name not in experiment.workloads:
+                mend = f"use one of: {', '.join(experiment.workloads)}"
+                problems.append(((*place, "windows", name), f"no workload '{name}'", mend))
+        lacking = [name for name, found in loads.items() if settings.concurrency not in (None, *found)]
+        if lacking:
+            problems.append(
+                (
+                    (*place, "concurrency"),
+                    f"workload '{lacking[0]}' is not measured at {settings.concurrency}",
+                    "name a concurrency that every workload has",
+                )
+            )
+        unknown = [load for load in settings.concurrencies if load not in anywhere]
+        if unknown:
+            mend = f"use some of: {', '.join(map(str, anywhere))}"
+            problems.append(((*place, "concurrencies"), f"no cell has concurrency {unknown[0]}", mend))
     return problems
 
 
@@ -176,9 +255,9 @@ def sharing_problem(
     return None
 
 
-def _claim_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
+def _claim_checks(experiment: Experiment) -> list[Problem]:
     """Claims may only name what the experiment has: a misspelt one would never be judged."""
-    problems: list[tuple[Location, str, str]] = []
+    problems: list[Problem] = []
     for name, claim in experiment.claims.items():
         for index, test in enumerate(claim.tests):
             place: Location = ("claims", name, "tests", index)
@@ -205,8 +284,8 @@ def _claim_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                     mend = f"use one of: {', '.join(experiment.workloads)}"
                     problems.append(((*place, key), f"no workload '{given}'", mend))
             workload = experiment.workloads.get(test.workload)
-            own = workload.concurrency if workload is not None else None
-            unknown = [c for c in test.concurrency if c not in (own or experiment.matrix.concurrency)]
+            loads = experiment.matrix.concurrency if workload is None else _loads(experiment, workload)
+            unknown = [c for c in test.concurrency if c not in loads]
             if unknown:
                 mend = "add it to matrix.concurrency or take it out here"
                 problems.append(((*place, "concurrency"), f"no cell has concurrency {unknown[0]}", mend))
@@ -249,6 +328,9 @@ def _line(details: ErrorDetails, config: Mapping[str, Any], files: Sequence[Path
         mend = f"did you mean '{near[0]}'?" if near else f"use one of: {', '.join(allowed)}"
     elif kind == "missing":
         message, mend = "is missing", "add it"
+    elif kind == "invalid_key":
+        location = location[:-1]
+        message, mend = f"the key {_brief(given)} is no text", "put it in quotes"
     elif kind == "union_tag_not_found":
         message, mend = "'kind' is missing", f"add 'kind' with one of: {', '.join(_KINDS)}"
         location = (*location, "kind")
@@ -259,7 +341,7 @@ def _line(details: ErrorDetails, config: Mapping[str, Any], files: Sequence[Path
     elif kind == "value_error":
         message, _, mend = str(context["error"]).partition("; ")
     elif kind == "string_pattern_mismatch":
-        message = f"'{given}' can't be a name in paths"
+        message = f"'{str(given)[:_LONGEST]}' can't be a name in paths"
         mend = "use letters, digits and + . _ -, starting with a letter or digit, at most 63"
     elif kind in ("too_short", "too_long"):
         message = details["msg"].lower().replace("after validation, ", "").split(", not")[0]
@@ -267,14 +349,44 @@ def _line(details: ErrorDetails, config: Mapping[str, Any], files: Sequence[Path
     else:
         message = f"{details['msg'][0].lower()}{details['msg'][1:]}"
         if not isinstance(given, dict | list):
-            message += f" (found {given!r})"
+            message += f" (found {_brief(given)})"
         mend = "change the value"
     return _problem(location, message, mend, files)
 
 
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _of_one_kind(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Errors without those that ask of a mapping to be a word, or of a word to be a mapping, where both may stand."""
+    forms = [_form(details["loc"]) for details in errors]
+    places = {details["loc"][:at] for details, (_, at) in zip(errors, forms, strict=True) if at is not None}
+    kept = []
+    for details, (form, at) in zip(errors, forms, strict=True):
+        if at is not None and details["loc"][:at] in places:
+            is_word = details["type"] in ("literal_error", "model_type") and not isinstance(
+                details["input"], dict
+            )
+            if (form == "word") != is_word:
+                continue
+        kept.append(details)
+    return kept
+
+
+def _form(location: Location) -> tuple[str, int | None]:
+    """Which kind of a union an error is about, and where in its location that is said."""
+    for at, part in enumerate(location):
+        if isinstance(part, str) and (part in _FORMS or part.startswith("literal[")):
+            return ("word" if part.startswith("literal[") else "mapping"), at
+    return "", None
+
+
 def _config_location(raw: Location) -> Location:
     """Pydantic's location without what is not in the file: union tags and marks of dictionary keys."""
-    location = [part for part in raw if part != "[key]"]
+    at = _form(raw)[1]
+    location = [part for index, part in enumerate(raw) if part != "[key]" and index != at]
     if location[0] == "layouts" and len(location) > 2 and location[2] in _KINDS:
         del location[2]
     return tuple(location)
@@ -312,11 +424,12 @@ def _problem(location: Location, message: str, mend: str, files: Sequence[Path])
         f"[{part}]" if isinstance(part, int) else f".{part}" if i else str(part)
         for i, part in enumerate(location)
     )
+    end = f": {key}" if key else ""
     for path in reversed(files):
         line = line_of(path, location)
         if line is not None:
-            return UserError(message, where=f"{path}:{line}: {key}", mend=mend)
-    return UserError(message, where=f"{files[-1] if files else 'config'}: {key}", mend=mend)
+            return UserError(message, where=f"{path}:{line}{end}", mend=mend)
+    return UserError(message, where=f"{files[-1] if files else 'config'}{end}", mend=mend)
 
 
 def line_of(path: Path, location: Location) -> int | None:

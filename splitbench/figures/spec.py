@@ -29,7 +29,7 @@ FIGURE_NAMES: tuple[FigureName, ...] = get_args(FigureName)
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Window(_Frozen):

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from splitbench.errors import PARTS, damage
 from splitbench.figures.gallery import Measured, draw, lineage, write_figure
 from splitbench.files import digest
 from splitbench.workflow import Workflow
 
 
+@damage(*PARTS)
 def write_one_figure(flow: Workflow, name: str, parts: Iterable[Path], stem: Path) -> None:
     """Draw a figure of the experiment from its parts and write it with its lineage.
 

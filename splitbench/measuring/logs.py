@@ -18,8 +18,8 @@ IN_FLIGHT_S = 1.0
 """A request that was announced this shortly before the log's last line may still be under way."""
 
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
-_RETRIEVED = re.compile(r"(?:\[req_id=(?P<request>\S+?)\] )?Retrieved (?P<got>\d+) out of ")
-_NEEDED = re.compile(r"LMCache hit tokens: (?P<hit>\d+), need to load: (?P<load>-?\d+)")
+_RETRIEVED = re.compile(r"(?:\[req_id=(?P<request>\S+?)\] )?Retrieved (?P<got>\d{1,15}) out of ")
+_NEEDED = re.compile(r"LMCache hit tokens: (?P<hit>\d{1,15}), need to load: (?P<load>-?\d{1,15})")
 _TRANSPORTS = re.compile(r"\b(?:rma|am|tag|rma_am)\w*\((?P<lanes>[^)]*)\)")
 _LINE_SHOWN = 240
 
@@ -123,7 +123,10 @@ def _stamp_s(line: str) -> float | None:
     match = _STAMP.search(line)
     if match is None:
         return None
-    return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1e3
+    try:
+        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1e3
+    except (ValueError, OverflowError):  # the look of a date, and none
+        return None
 
 
 def lmcache_loads(text: str) -> Loads:

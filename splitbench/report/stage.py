@@ -10,6 +10,7 @@ from typing import Any
 from splitbench import __version__
 from splitbench.environment.neighbours import strangers
 from splitbench.environment.probe import environment_digest
+from splitbench.errors import damage
 from splitbench.figures.measured import Measured
 from splitbench.files import digest, read_json
 from splitbench.measuring.floor import read_floor
@@ -20,6 +21,10 @@ from splitbench.tables import dataset
 from splitbench.workflow import Workflow
 
 
+@damage(
+    "what the report is made from",
+    "delete parts/, tables/, figures/ and statistics.json; they are made again",
+)
 def write_page(
     flow: Workflow,
     parts: Iterable[Path],

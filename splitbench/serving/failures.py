@@ -117,6 +117,9 @@ KNOWN_CAUSES: tuple[KnownCause, ...] = (
 )
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 def log_tail(path: Path, lines: int = TAIL_LINES) -> list[str]:
     """The last lines of a log of any size, long ones cut; a progress bar that was redrawn counts as one."""
     try:
@@ -127,8 +130,14 @@ def log_tail(path: Path, lines: int = TAIL_LINES) -> list[str]:
     except OSError:
         return []
     found = [line.rpartition("\r")[2].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
-    found = [line for line in found if line]
+    found = [plain(line) for line in found if line]
     return [line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " ..." for line in found[-lines:]]
+
+
+def plain(line: str) -> str:
+    """A line without colours, and with every other control character spelled out: it goes to a terminal."""
+    text = _COLOUR.sub("", line)
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def known_cause(path: Path) -> str | None:

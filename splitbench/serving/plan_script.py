@@ -18,6 +18,7 @@ from splitbench.serving import meanings
 from splitbench.serving.plan import PLACEHOLDERS, EnginePlan, Plan, ProxyPlan
 from splitbench.serving.waves import waves
 
+_PLAIN = re.compile(r"[\w./@%+=:,-]*")
 _MARK = re.compile("|".join(r"\{" + name + r"\}" for name in PLACEHOLDERS))
 
 
@@ -89,10 +90,14 @@ def _head(experiment: Experiment, plan: Plan, places: Mapping[str, str]) -> list
     share = f", shared ({plan.budget.share})" if plan.budget.share else ""
 
     def default(name: str) -> str:
-        value = places[name]
+        value, variable, folder = places[name], name.upper(), ""
         if value.startswith("./"):
-            value = f"$REPOSITORY/{value[2:]}"
-        return f'{name.upper()}="${{{name.upper()}:-{value}}}"'
+            folder, value = "$REPOSITORY/", value[2:]
+        if _PLAIN.fullmatch(value):
+            return f'{variable}="${{{variable}:-{folder}{value}}}"'
+        # A shell reads a default within quotes once more, so text that it could read another way stands apart.
+        rest = f'"{folder}"{shlex.quote(value)}' if folder else shlex.quote(value)
+        return f'{variable}="${{{variable}:-}}"; [ -n "${variable}" ] || {variable}={rest}'
 
     runtime = (
         ["# Sockets, so with a short path.", 'RUNTIME="${RUNTIME:-$(mktemp -d)}"'] if plan.services else []
@@ -129,9 +134,12 @@ def _files(plan: Plan, given: Set[str]) -> Iterator[str]:
         yield f"# {name}"
         for key in yaml.safe_load(text):
             yield f"#   {key}: {_meaning(meanings.LMCACHE_FILE, key, name, given)}"
-        yield f"cat > {quoted('{session}/' + name)} <<'END_OF_FILE'"
+        end = "END_OF_FILE"
+        while end in text.splitlines():
+            end += "_"
+        yield f"cat > {quoted('{session}/' + name)} <<'{end}'"
         yield text.rstrip("\n")
-        yield "END_OF_FILE"
+        yield end
         yield ""
 
 
@@ -173,7 +181,9 @@ def _transfer_keys(value: Mapping[str, object], where: str, given: Set[str]) -> 
     for key, item in sorted(value.items()):
         yield f"{key}: {_meaning(meanings.KV_TRANSFER, key, where, given)}"
         if isinstance(item, dict):
-            yield from (f"  {line}" for line in _transfer_keys(item, where, given))
+            # What lies inside an option of the config's is the config's, too.
+            inside = given | item.keys() if key in given else given
+            yield from (f"  {line}" for line in _transfer_keys(item, where, inside))
 
 
 def _command(

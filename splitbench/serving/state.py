@@ -7,7 +7,6 @@ then found again by the marks that engines carry.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
@@ -121,7 +120,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """A JSON record; None when there is none or it can't be read."""
     try:
         return read_json(path)
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
 
 

@@ -59,7 +59,7 @@ _PIECE = 1 << 18
 class SyntheticModel(BaseModel):
     """What the model looks like. Sizes are in elements, `max_model_len` in tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden_size: int = Field(default=384, ge=32, le=8192, description="width of the model")
     layers: int = Field(default=4, ge=1, le=128, description="number of transformer layers")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from splitbench.errors import PARTS, damage
 from splitbench.experiment.claims import Claim
 from splitbench.files import write_json
 from splitbench.statistics.claims import judge_claims
@@ -22,6 +23,7 @@ from splitbench.wording import explain
 PERCENTILES = (50.0, 90.0, 99.0)
 
 
+@damage(*PARTS)
 def write_statistics(
     cells: Path,
     parts: Iterable[Path],

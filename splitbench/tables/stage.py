@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from splitbench.errors import PARTS, damage
 from splitbench.experiment.cells import Cell
 from splitbench.files import digest, read_json, write_json, written_aside
 from splitbench.measuring.checks import Check, worst
@@ -39,8 +40,13 @@ def write_cell_part(
     Raises:
         UserError: the client's file can't be read; the line names it and the place.
     """
-    cell = flow.cells[cell_id]
     files = CellFiles(Path(flow.path(f"cells/{cell_id}")))
+    with damage(str(files.folder), "delete this folder, and the cell is measured again"):
+        _write_cell_part(flow, cell_id, files, folder)
+
+
+def _write_cell_part(flow: Workflow, cell_id: str, files: CellFiles, folder: Path) -> None:
+    cell = flow.cells[cell_id]
     record = read_json(files.record)
     checks = judge(flow, cell)
     row = cell_row(cell, record) | {"verdict": worst(checks), "stack": flow.experiment.stack.name}
@@ -137,6 +143,7 @@ def write_symmetry(flow: Workflow, output: Path) -> None:
     )
 
 
+@damage(*PARTS)
 def write_tables(parts: Iterable[Path], cells: Path, checks: Path, listing: Path) -> None:
     """Gather the small tables of all parts, and list the parts that the large ones are read from.
 
@@ -156,6 +163,7 @@ def write_tables(parts: Iterable[Path], cells: Path, checks: Path, listing: Path
     write_json(listing, {"parts": [str(folder) for folder in folders]})
 
 
+@damage(*PARTS)
 def read_listing(listing: Path) -> list[Path]:
     """The folders that `write_tables` listed."""
     return [Path(folder) for folder in read_json(listing)["parts"]]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 GOOD: dict[str, Any] = {
@@ -18,3 +19,20 @@ GOOD: dict[str, Any] = {
     "workloads": {"long": {"input_tokens": 100, "output_tokens": 8}},
     "matrix": {"concurrency": [1, 2]},
 }
+
+DELETE = object()
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The good config with one value changed; DELETE removes it."""
+    config = copy.deepcopy(GOOD)
+    *parents, last = path.split("/")
+    place: Any = config
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    key: Any = int(last) if isinstance(place, list) else last
+    if value is DELETE:
+        del place[key]
+    else:
+        place[key] = value
+    return config

@@ -17,11 +17,12 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def flow(tmp_path: Path, stub: Path) -> Iterator[Flow]:
-    """An empty working folder; afterwards no process of it may be left."""
+    """An empty working folder; afterwards no process of it may be left, and no secret of the shell in any file."""
     made = Flow(tmp_path, stub)
     yield made
     left = made.gone()
     assert not left, f"processes are left: {left}"
+    assert not made.telling()
 
 
 @pytest.fixture(scope="module")
@@ -31,4 +32,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory, stub: Path) -> Flow:
     made.config = made.edited("node/selftest_streams", [4])
     done = made.run()
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not made.telling()
     return made

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,14 @@ from tests.fakes.layouts import STUB, free_ports
 REPOSITORY = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 STUB_VERSION = "0.32.0+stub"
+SECRET = "hf_SesameOpenThouDoor1234567890abcdef"
+"""What the shell of every run has in its variables, and what nothing that a run writes or starts may show."""
+SECRETS = {
+    "HF_TOKEN": SECRET,
+    "VLLM_API_KEY": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "LMCACHE_AUTH": SECRET,
+}
 
 
 def stub_python(folder: Path) -> Path:
@@ -114,12 +125,16 @@ class Flow:
     def environment(self) -> dict[str, str]:
         """Environment of the command: state and store of its own, no owner inherited from a surrounding run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SPLITBENCH_")}
-        return kept | {
-            "SPLITBENCH_STATE": str(self.state),
-            "SPLITBENCH_STORE": str(self.store),
-            "PYTHONUNBUFFERED": "1",
-            **self.extra,
-        }
+        return (
+            kept
+            | SECRETS
+            | {
+                "SPLITBENCH_STATE": str(self.state),
+                "SPLITBENCH_STORE": str(self.store),
+                "PYTHONUNBUFFERED": "1",
+            }
+            | self.extra
+        )
 
     def run(self, *arguments: str, limit_s: float = 300, **config: Any) -> subprocess.CompletedProcess[str]:
         """Run the workflow to its end."""
@@ -164,6 +179,7 @@ class Flow:
                 try:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
+                        assert SECRET.encode() not in (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
         return found
@@ -175,9 +191,27 @@ class Flow:
             time.sleep(0.1)
         return left
 
+    def telling(self) -> list[Path]:
+        """Files that hold the shell's secret, packed or not, and files of the state that others may open."""
+        files = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        open_to_others = [
+            path for path in (self.state, *self.state.rglob("*.sock")) if path.stat().st_mode & 0o077
+        ]
+        return open_to_others + [
+            path for path in files if self.store not in path.parents and SECRET.encode() in _content(path)
+        ]
+
     def status(self) -> dict[str, str]:
         """Status of every cell that was started."""
         return {
             str(path.parent.relative_to(self.results / "cells")): json.loads(path.read_text())["status"]
             for path in self.results.glob("cells/*/*/*/*/status.json")
         }
+
+
+def _content(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix == ".gz" and data:
+        with suppress(OSError, EOFError, zlib.error):  # a test may have damaged it
+            return gzip.decompress(data)
+    return data

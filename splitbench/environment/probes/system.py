@@ -24,13 +24,13 @@ from splitbench.environment.probes.base import (
     TextFile,
     Tree,
 )
+from splitbench.secrets import SECRET_NAME
 
 # Variables that change how engines compute or how KV cache travels. Values of other variables are nobody's business.
 RECORDED_VARIABLES = re.compile(
     r"^(UCX_|NCCL_|NIXL_|VLLM_|LMCACHE_|CUDA_|NVIDIA_|TORCH_|OMP_|OPENBLAS_|MKL_|MALLOC_|GOMP_|HF_HUB_OFFLINE$"
     r"|PYTHONHASHSEED$|LD_PRELOAD$|LD_LIBRARY_PATH$)"
 )
-SECRET = re.compile(r"(TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|AUTH)", re.IGNORECASE)
 # A value that carries a name and password, as in redis://user:pass@host.
 _WITH_PASSWORD = re.compile(r"(\w+://)[^/@\s]+@")
 
@@ -210,7 +210,7 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _WITH_PASSWORD.sub(r"\1<secret>@", value)
         for name, value in sorted(environment.items())
-        if RECORDED_VARIABLES.match(name) and not SECRET.search(name)
+        if RECORDED_VARIABLES.match(name) and not SECRET_NAME.search(name)
     }
 
 

@@ -159,7 +159,7 @@ def test_it_comes_out_as_an_environment_of_its_own(recipe: Path, tmp_path: Path)
     assert (value, prefix) == ("carried", str(folder))
     assert Path(file).is_relative_to(folder)
     assert not (site_of(folder) / "alpha" / "tests").exists()
-    assert f"export SOME_PLACE='{folder}/place'" in (folder / "environment.sh").read_text()
+    assert f"export SOME_PLACE={folder}/place" in (folder / "environment.sh").read_text()
     assert check_imports(folder, ["alpha", "nowhere_at_all"]) == [
         "nowhere_at_all: ModuleNotFoundError: No module named 'nowhere_at_all'"
     ]

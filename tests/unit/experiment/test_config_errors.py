@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,8 @@ import yaml
 
 from splitbench.errors import UserError
 from splitbench.experiment.load import load_experiment, read_experiment, read_yaml
-from tests.fakes.experiments import GOOD
+from tests.fakes.experiments import DELETE, GOOD, changed
 
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """The good config with one value changed; DELETE removes it."""
-    config = copy.deepcopy(GOOD)
-    *parents, last = path.split("/")
-    place: Any = config
-    for part in parents:
-        place = place[int(part) if isinstance(place, list) else part]
-    key: Any = int(last) if isinstance(place, list) else last
-    if value is DELETE:
-        del place[key]
-    else:
-        place[key] = value
-    return config
-
-
-DELETE = object()
 MPS = {"mps_percent": 60}
 TRACED_ROUTER = {
     "kind": "replicas",
@@ -150,7 +132,7 @@ MISTAKES = [
     ("stack", {"name": "s"}, "stack", "exactly one of 'lock' (build it) and 'python' (use it)", ""),
     ("stack", {"name": "s", "python": "p"}, "stack", "at least vllm's version", ""),
     ("node", {"base_port": 80}, "node.base_port", "greater than or equal to 1024", "change"),
-    ("slo", {"percentile": 100}, "slo.percentile", "less than 100", "change"),
+    ("slo", {"percentile": 100}, "slo.percentile", "less than or equal to 99.999", "change"),
     (
         "figures",
         {"itl_of_layouts": {"window": {"x_min_ms": 5, "x_max_ms": 1}}},

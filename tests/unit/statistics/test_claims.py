@@ -11,7 +11,8 @@ from synthetic import around, pools
 from splitbench.errors import UserError
 from splitbench.experiment.claims import Claim, ClaimTest
 from splitbench.experiment.load import load_experiment, read_experiment, read_yaml
-from splitbench.statistics.claims import NO, UNKNOWN, YES, all_of, judge_claims, most_of
+from splitbench.statistics.claims import all_of, judge_claims, most_of
+from splitbench.statistics.relations import NO, UNKNOWN, YES
 from splitbench.statistics.steps import count_steps
 
 REPOSITORY = Path(__file__).parents[3]
