@@ -6,13 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from splitbench.experiment.claims import Claim, ClaimTest
-
-
-def _apart(arms: Sequence[Arm]) -> bool:
-    """Whether layouts occupy different budgets: one would win by having more."""
-    return len({(arm.budget_kind, arm.budget) for arm in arms}) > 1
-
-
+from splitbench.statistics.pools import Arm, Pools
+from splitbench.statistics.relations import JUDGES, NO, UNKNOWN, YES, Found, figure
 from splitbench.statistics.verdict import same_content
 
 

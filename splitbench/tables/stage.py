@@ -42,10 +42,13 @@ def write_cell_part(
     """
     files = CellFiles(Path(flow.path(f"cells/{cell_id}")))
     with damage(str(files.folder), "delete this folder, and the cell is measured again"):
-        _write_cell_part(flow, cell_id, files, folder)
+        checks = _write_cell_part(flow, cell_id, files, folder)
+    failed = [f"{check.name}: {check.reason}" for check in checks if check.verdict == "invalid"]
+    if failed and note is not None:
+        note(f"{cell_id} is invalid and left out of every verdict ({'; '.join(failed)})")
 
 
-def _write_cell_part(flow: Workflow, cell_id: str, files: CellFiles, folder: Path) -> None:
+def _write_cell_part(flow: Workflow, cell_id: str, files: CellFiles, folder: Path) -> list[Check]:
     cell = flow.cells[cell_id]
     record = read_json(files.record)
     checks = judge(flow, cell)
@@ -59,9 +62,7 @@ def _write_cell_part(flow: Workflow, cell_id: str, files: CellFiles, folder: Pat
         folder / "checks.json",
         {"cell_id": cell_id, "verdict": worst(checks), "checks": [check.as_dict() for check in checks]},
     )
-    failed = [f"{check.name}: {check.reason}" for check in checks if check.verdict == "invalid"]
-    if failed and note is not None:
-        note(f"{cell_id} is invalid and left out of every verdict ({'; '.join(failed)})")
+    return checks
 
 
 def _telemetry_rows(series: Iterable[Series]) -> list[dict[str, Any]]:
