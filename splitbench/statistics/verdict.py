@@ -10,6 +10,7 @@ latencies disagree, a layout that surely keeps the SLO beats one that surely mis
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ def verdicts(
         for reference, layout in pairs(pools, workload):
             case = _Case(pools, workload, reference, layout, limits, margin_percent / 100)
             told = [dict(entry) for entry in asymmetries if _concerns(entry, reference, layout)]
+            told += uneven_nodes(pools, workload, reference, layout)
             found.append(case.record() | {"asymmetries": told})
         pools.release(workload)
     return found
@@ -80,6 +82,23 @@ def _concerns(entry: Mapping[str, Any], reference: Arm, layout: Arm) -> bool:
     if "layouts" in entry:
         return {reference.name, layout.name} <= set(entry["layouts"])
     return bool(entry["budget"] == str(Budget(kind=layout.budget_kind, count=layout.budget)))
+
+
+def uneven_nodes(pools: Pools, workload: str, reference: Arm, layout: Arm) -> list[dict[str, Any]]:
+    """A word beside the verdict where nodes count for one layout more than for the other, as an asymmetry."""
+    shared = set(pools.loads(workload, reference.name)) & set(pools.loads(workload, layout.name))
+    shares = [
+        Counter(node for load in shared for node in pools.pool(workload, arm.name, load).nodes)
+        for arm in (reference, layout)
+    ]
+    if shares[0] == shares[1] or not all(shares):
+        return []
+    words = [
+        f"{arm.name}: " + ", ".join(f"{count} on {node}" for node, count in sorted(share.items()))
+        for arm, share in zip((reference, layout), shares, strict=True)
+    ]
+    reason = f"cells are spread over nodes in another way ({'; '.join(words)})"
+    return [{"fact": "node", "layouts": [reference.name, layout.name], "reason": reason}]
 
 
 def pairs(pools: Pools, workload: str) -> list[tuple[Arm, Arm]]:
@@ -221,7 +240,12 @@ class _Case:
         repeats = self.repeats(load)
         if repeats["runs"] < REPEATS or repeats["restarts"] < RESTARTS:
             reasons.append({"code": "few_repeats", **repeats})
-        weak = [one for one in found if not one.supported]
+        if (nodes := found[0].apart) is not None:
+            theirs, ours = (", ".join(names) for names in nodes)
+            reasons.append(
+                {"code": "other_nodes", "theirs": theirs, "ours": ours, "layout": self.layout.name}
+            )
+        weak = [one for one in found if not one.gate.supported]
         if weak:
             one = max(weak, key=lambda item: item.gate.needs - item.gate.n)
             fact = {
@@ -263,6 +287,8 @@ class _Case:
         codes = {reason["code"]: reason for reason in reasons}
         if "no_shared_load" in codes or "no_latencies" in codes:
             return {"code": "measure_valid", "cells": len(self.invalid())}
+        if "other_nodes" in codes:
+            return {"code": "same_nodes"}
         if "few_repeats" in codes:
             more = {"restarts": REPEATS}
             return {"code": "more_restarts", **more}
