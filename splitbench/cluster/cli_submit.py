@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder=folder,
         output=f"{logs}/%j.log",
         gpus=gpus_of(flow.experiment),
+        nodes=max(plan.nodes for plan in flow.cells.plans.values()),
         lead_s=arguments.lead,
         options=sbatch_options(arguments),
     )

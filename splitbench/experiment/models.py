@@ -7,6 +7,7 @@ The JSON Schema in `config/schema.json` is generated from these models.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,7 +25,7 @@ from pydantic import (
 
 from splitbench.experiment.claims import Claim
 from splitbench.figures.spec import FigureName, FigureSpec, Limits, Window
-from splitbench.serving.plan import Connector, FirstToken, Router
+from splitbench.serving.plan import MAX_NODES, Connector, FirstToken, Router
 from splitbench.serving.synthetic_model import SyntheticModel
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,62}$"
@@ -262,6 +263,9 @@ class EngineSpec(EngineDefaults):
 
     cores: list[NonNegativeInt] | None = Field(None, min_length=1, description="CPU cores (CPU stack)")
     gpus: list[NonNegativeInt] | None = Field(None, min_length=1, description="GPU indices (CUDA stack)")
+    node: Annotated[int, Field(ge=0, lt=MAX_NODES)] = Field(
+        0, description="which node of a SLURM allocation has them; 0 is where client and proxy run"
+    )
     tp: PositiveInt | None = Field(None, description="tensor parallel size; default: all GPUs given")
     pp: PositiveInt = Field(1, description="pipeline parallel size")
     dp: PositiveInt = Field(1, description="data parallel size")
@@ -301,6 +305,11 @@ class EngineSpec(EngineDefaults):
     def devices(self) -> list[int]:
         """Device indices, cores or GPUs."""
         return list(self.cores if self.cores is not None else self.gpus or [])
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Node and index of every device."""
+        return [(self.node, device) for device in self.devices]
 
     @property
     def states_memory(self) -> bool:
@@ -354,6 +363,11 @@ class ReplicasLayout(EngineDefaults):
     def engines(self) -> list[EngineSpec]:
         """The layout's engines."""
         return list(self.replicas)
+
+
+def is_spread(engines: Iterable[EngineSpec]) -> bool:
+    """Whether engines are on more than the node of the client."""
+    return any(engine.node for engine in engines)
 
 
 Engines = Annotated[list[EngineSpec], BeforeValidator(_one_or_many), Field(min_length=1)]
