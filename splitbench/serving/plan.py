@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from splitbench.files import digest
 
@@ -94,6 +94,14 @@ class EnginePlan(_Frozen):
         """Node and index of every device."""
         return [(self.node, device) for device in self.devices]
 
+    @model_serializer(mode="wrap")
+    def _without_the_only_node(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A plan on one node is written as it was before there were others.
+        content: dict[str, Any] = handler(self)
+        if not content.get("node"):
+            content.pop("node", None)
+        return content
+
 
 class ProxyPlan(_Frozen):
     """The layout's front door where there is more than one engine."""
@@ -161,8 +169,6 @@ class Plan(_Frozen):
             del content["budget"]["share"]
         # Says at which level UCX logs, once per connection: it changes what is known of a result, not the result.
         for engine in content["engines"]:
-            if not engine["node"]:
-                del engine["node"]
             engine["env"].pop("UCX_LOG_LEVEL", None)
         return digest(content)
 

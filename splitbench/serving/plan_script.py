@@ -134,10 +134,18 @@ def _files(plan: Plan, given: Set[str]) -> Iterator[str]:
         yield f"# {name}"
         for key in yaml.safe_load(text):
             yield f"#   {key}: {_meaning(meanings.LMCACHE_FILE, key, name, given)}"
-        yield f"cat > {quoted('{session}/' + name)} <<'END_OF_FILE'"
-        yield text.rstrip("\n")
+        open_ended = _MARK.search(text) is not None
+        end = "END_OF_FILE" if open_ended else "'END_OF_FILE'"
+        yield f"cat > {quoted('{session}/' + name)} <<{end}"
+        yield (_in_document(text) if open_ended else text).rstrip("\n")
         yield "END_OF_FILE"
         yield ""
+
+
+def _in_document(text: str) -> str:
+    """Text for a here-document in which the shell fills in the placeholders, and nothing else."""
+    plain = re.sub(r"([\\$`])", r"\\\1", text)
+    return _MARK.sub(lambda match: f"${{{match[0][1:-1].upper()}}}", plain)
 
 
 def _meaning(known: Mapping[str, str], name: str, where: str, given: Set[str] = frozenset()) -> str:

@@ -33,7 +33,7 @@ PORTS_FREE_LIMIT_S = 3.0
 
 
 def _places(engine: Mapping[str, Any]) -> list[tuple[int, int]]:
-    return [(engine["node"], device) for device in engine["devices"]]
+    return [(engine.get("node", 0), device) for device in engine["devices"]]
 
 
 class SessionProcesses:
@@ -82,7 +82,7 @@ class SessionProcesses:
     def _named_ports(self) -> list[tuple[str, list[int]]]:
         """Who binds which ports."""
         proxy = self.plan["proxy"]
-        here = (engine for engine in self.plan["engines"] if not engine["node"])
+        here = (engine for engine in self.plan["engines"] if not engine.get("node"))
         parts = [*here, *([{**proxy, "name": "the proxy"}] if proxy else [])]
         services = [(service["name"], list(service["ports"])) for service in self.plan["services"]]
         return services + [(part["name"], [part["port"], *part["other_ports"]]) for part in parts]
@@ -125,7 +125,7 @@ class SessionProcesses:
         self.check_ports()
         if self.plan["budget"]["kind"] == "gpus":
             # Of other nodes the process there takes care.
-            here = (engine for engine in self.plan["engines"] if not engine["node"])
+            here = (engine for engine in self.plan["engines"] if not engine.get("node"))
             devices = sorted({device for engine in here for device in engine["devices"]})
             self.memory_before_mib = gpu_memory.used_mib(devices)
         for name, text in self.plan["files"].items():
@@ -196,7 +196,7 @@ class SessionProcesses:
 
         Cores that this machine lacks are left out; the engine then says what it thinks of its binding.
         """
-        if self.plan["budget"]["kind"] != "cores" or "devices" not in part or part["node"]:
+        if self.plan["budget"]["kind"] != "cores" or "devices" not in part or part.get("node"):
             return ()
         return sorted(set(part["devices"]) & os.sched_getaffinity(0))
 
