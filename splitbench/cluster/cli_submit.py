@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         type=Path,
-        default=PROFILE,
         help=f"folder of a Snakemake profile, with {SBATCH_FILE}: options of sbatch (default: profiles/slurm)",
     )
     parser.add_argument("--partition", help="which partition")
@@ -63,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the config, an option or SLURM is at fault.
     """
     folder = Path.cwd()
+    profile = (arguments.profile or PROFILE).absolute()
     config = arguments.configfile.absolute()
     flow = Workflow(read_yaml(config), [config])
     name = flow.experiment.experiment
@@ -75,11 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         gpus=gpus_of(flow.experiment),
         nodes=max(plan.nodes for plan in flow.cells.plans.values()),
         lead_s=arguments.lead,
-        options=sbatch_options(arguments),
+        options=sbatch_options(arguments, profile),
     )
     command = [
         *(sys.executable, "-m", "splitbench.cluster.job", "--results", flow.results, "--"),
-        *snakemake_command(config, arguments.profile.absolute(), arguments.snakemake),
+        *snakemake_command(config, profile, arguments.snakemake),
     ]
     text = render_script(allocation, command)
     if arguments.print:
@@ -126,13 +126,13 @@ def submit(script: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def sbatch_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
+def sbatch_options(arguments: argparse.Namespace, profile: Path) -> dict[str, OptionValue]:
     """Options from the profile, then from the command line.
 
     Raises:
         UserError: the profile's file holds something else than options.
     """
-    path = arguments.profile / SBATCH_FILE
+    path = profile / SBATCH_FILE
     options: dict[str, OptionValue] = {}
     if path.exists():
         for name, value in read_yaml(path).items():
