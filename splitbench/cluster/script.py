@@ -54,6 +54,12 @@ class Allocation:
         Raises:
             UserError: an option is not one, or is set by the script itself.
         """
+        if {BACKSLASH, "%"} & set(str(self.folder)):
+            raise UserError(
+                "SLURM gives % and backslash in the path of a job's log a meaning of their own",
+                where=str(self.folder),
+                mend="work in a folder without them",
+            )
         given = dict(self.options or {})
         for name, value in given.items():
             if not re.fullmatch(r"[a-z][a-z-]*", name):

@@ -83,7 +83,7 @@ def test_a_sweep_that_is_ended_in_every_way_and_goes_on(cluster: Cluster, tmp_pa
     config = default_config(stub, 17100) | {"matrix": {"concurrency": [1, 2, 3, 4]}}
     del config["workloads"]["long"]
     config["engine"]["env"]["VLLM_STUB_STEP_MS"] = "60"  # a sweep that outlasts SLURM's loss of a node
-    folder = tmp_path / "it's $(touch here); a \\ folder"
+    folder = tmp_path / "it's $(touch here); a folder"
     campaign = Campaign(cluster, folder, config, 'the "config" $HOME.yaml')
     planned = {cell.cell_id: cell.digest for cell in Workflow(config, sources=False).cells.all}
     job = campaign.submit("--time", "30", "--option", "comment=a 'b' $(c) \\d", "--", "cells")

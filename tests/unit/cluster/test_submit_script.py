@@ -67,6 +67,12 @@ def test_what_cannot_be_an_option_is_refused(name, value):
         render_script(allocation(**{name: value}), ["true"])
 
 
+@pytest.mark.parametrize("folder", ["/a%j", "/a\\b"])
+def test_a_folder_that_slurm_would_read_otherwise_is_refused(folder):
+    with pytest.raises(UserError, match="without them"):
+        render_script(Allocation("name", Path(folder), "logs/%j.log", gpus=0), ["true"])
+
+
 def test_an_argument_with_a_line_break_is_refused():
     with pytest.raises(UserError, match="rename"):
         render_script(allocation(), ["a\nb"])
