@@ -3,16 +3,17 @@
 # make test: everything that must hold, real engines included.
 # Both set up what they need, may be repeated, and may be interrupted.
 # make browser: Chromium for the test of the report page; make test tries it, and says so where it may not.
+# make slurm: Debian's SLURM, which tests start for themselves; likewise.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check docs pages env lock bundle clean browser
+.PHONY: demo test check docs pages env lock bundle clean browser slurm
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
 
-test: .venv/dev.complete check docs browser
+test: .venv/dev.complete check docs browser slurm
 	$(BIN)/python -m pytest
 
 check: .venv/dev.complete
@@ -31,6 +32,14 @@ browser:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
 	    chromium fonts-dejavu-core fonts-noto-cjk >/dev/null; \
 	else echo "make browser: no Chromium, and this user may not install it; the page's test will be skipped"; fi
+
+# Debian starts its daemons after an install unless a policy forbids it; the tests start their own, with their own files.
+slurm:
+	@if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -qq --no-install-recommends \
+	    slurmctld slurmd slurm-client munge iproute2 >/dev/null; \
+	else echo "make slurm: no SLURM, and this user may not install it; its tests will be skipped"; fi
 
 # The users' guide, in site/; dead links and pages without a place in the navigation are errors. No network.
 docs: .venv/dev.complete

@@ -8,9 +8,10 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 
 from splitbench.errors import UserError
+from splitbench.cluster.node import own
 from splitbench.measuring.stage import last_word, outlook, set_aside_if_invalid
 from splitbench.serving.session import Owner, stop
-from splitbench.workflow import CELL_PATTERN, Workflow, say
+from splitbench.workflow import CELL_PATTERN, Workflow, cell_id, say
 
 try:
     flow = Workflow(
@@ -21,18 +22,26 @@ except UserError as error:
         say(f"error: {line}")
     sys.exit(1)
 
-# Sessions live as long as the snakemake that a person started; its jobs inherit this.
-os.environ.setdefault("SPLITBENCH_OWNER", str(Owner.current()))
+# Sessions live as long as the snakemake that a person started, or on another node as the job of SLURM; what it starts
+# inherits this.
+os.environ |= own(os.environ)
+
+
+# One wildcard per part of a cell's id.
+CELL = "{layout}/{load}/{restart}-{repeat}"
 
 
 wildcard_constraints:
     cell=CELL_PATTERN,
     layout=r"[^/]+",
     workload=r"[^/]+",
+    load=r"[^/]+/c\d+",
+    restart=r"\d+",
+    repeat=r"\d+",
 
 
 def cell_slice(wildcards):
-    return flow.cell_slice(wildcards.cell)
+    return flow.cell_slice(cell_id(wildcards))
 
 
 def invalid_ones_again(wildcards):
@@ -41,13 +50,13 @@ def invalid_ones_again(wildcards):
     if flow.experiment.on_invalid == "rerun" and workflow.is_main_process:
         planned_only = workflow.dryrun or workflow.touch
         if workflow.executor_plugin is not None and not planned_only:
-            if set_aside_if_invalid(flow, wildcards.cell):
-                say(f"{wildcards.cell} is invalid and measured again")
+            if set_aside_if_invalid(flow, cell_id(wildcards)):
+                say(f"{cell_id(wildcards)} is invalid and measured again")
     return []
 
 
 def cell_priority(wildcards):
-    return flow.cell_priority(wildcards.cell)
+    return flow.cell_priority(cell_id(wildcards))
 
 
 def all_cells(pattern):

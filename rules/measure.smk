@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The cells. Every cell is a job of its own under the session lease: the lock of the node keeps two from running at
-# once, and taking all cores keeps the workflow's other jobs out of the measurement.
+# once, and taking all cores keeps the workflow's other jobs out of the measurement. CELL is `{cell}` in parts, so that
+# those of one session can be told.
 
 
 rule cell:
@@ -11,16 +12,19 @@ rule cell:
         model=ancient(rules.model.output[0]),
         again=invalid_ones_again,
     output:
-        slice=flow.path("cells/{cell}/cell.json"),
-        bench=flow.path("cells/{cell}/bench.json"),
-        metrics=flow.path("cells/{cell}/metrics.json"),
-        facts=flow.path("cells/{cell}/engine_facts.json"),
-        telemetry=flow.path("cells/{cell}/telemetry.json"),
-        logs=flow.path("cells/{cell}/logs.json.gz"),
-        record=flow.path("cells/{cell}/record.json"),
+        slice=flow.path(f"cells/{CELL}/cell.json"),
+        bench=flow.path(f"cells/{CELL}/bench.json"),
+        metrics=flow.path(f"cells/{CELL}/metrics.json"),
+        facts=flow.path(f"cells/{CELL}/engine_facts.json"),
+        telemetry=flow.path(f"cells/{CELL}/telemetry.json"),
+        logs=flow.path(f"cells/{CELL}/logs.json.gz"),
+        record=flow.path(f"cells/{CELL}/record.json"),
     log:
-        flow.path("logs/cells/{cell}.log"),
+        flow.path(f"logs/cells/{CELL}.log"),
     priority: cell_priority
+    # Only where jobs go to a cluster: profiles/slurm-jobs says how many cells of a session make one job.
+    group:
+        "session-{layout}-{restart}"
     conda:
         "../envs/workflow.yaml"
     threads: workflow.cores

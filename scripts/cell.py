@@ -2,12 +2,12 @@
 from pathlib import Path
 
 from splitbench.measuring.stage import measure_cell
-from splitbench.workflow import Workflow, script
+from splitbench.workflow import Workflow, cell_id, script
 
 with script(snakemake.log[0]) as note:
     measure_cell(
         Workflow(snakemake.config),
-        snakemake.wildcards.cell,
+        cell_id(snakemake.wildcards),
         environment=Path(snakemake.input.environment),
         log=Path(snakemake.log[0]),
         note=note,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from splitbench import __version__
 from splitbench.archive import cli_archive
+from splitbench.cluster import cli_submit
 from splitbench.environment import cli_bundle, cli_environment
 from splitbench.environment.stage import ensure_model, ensure_serving
 from splitbench.errors import UserError
@@ -94,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("import", cli_import),
         ("environment", cli_environment),
         ("selftest-client", selftest),
+        ("submit", cli_submit),
     )
     for name, module in further:
         command = commands.add_parser(name, help=module.HELP)

@@ -31,6 +31,8 @@ REASONS: Mapping[Language, Mapping[str, str]] = {
         "few_repeats": "a layout has only {runs} of the {runs_needed} valid runs and {restarts} of the "
         "{restarts_needed} server starts that a verdict asks for",
         "few_requests": "{name} needs {needs:,} requests and there are {n:,}",
+        "other_nodes": "the layouts ran on different nodes ({reference} on {theirs}, {layout} on {ours}), and the "
+        "layout's effect can't be told from the machine's",
         "better": "the {name} is {change}{interval} than that of {reference} at c={load:g}, "
         "beyond the margin of {margin:g} %",
         "worse": "the {name} is {change}{interval} than that of {reference} at c={load:g}, "
@@ -48,6 +50,7 @@ REASONS: Mapping[Language, Mapping[str, str]] = {
         "few_repeats": "有効な測定が {runs} 回 (必要 {runs_needed} 回)、サーバー起動が {restarts} 回 "
         "(必要 {restarts_needed} 回) しかない",
         "few_requests": "{name} には {needs:,} リクエストが必要だが {n:,} しかない",
+        "other_nodes": "{reference} は {theirs}、{layout} は {ours} で測定され、構成の差とマシンの差を区別できない",
         "better": "c={load:g} で {name} が {reference} より{change}{interval}、許容差 {margin:g} % を超える",
         "worse": "c={load:g} で {name} が {reference} より{change}{interval}、許容差 {margin:g} % を超える",
         "keeps_slo": "c={load:g} で SLO を確実に守るのは {keeper} だけである",
@@ -62,6 +65,7 @@ REASONS: Mapping[Language, Mapping[str, str]] = {
 NEXT: Mapping[Language, Mapping[str, str]] = {
     "en": {
         "measure_valid": "Measure the invalid cells again ({cells}), after mending what their checks name.",
+        "same_nodes": "Measure both layouts on the same nodes.",
         "more_restarts": "Set matrix.restarts to {restarts} or more.",
         "more_requests": "Send at least {needs:,} requests at c={load:g} (workloads: prompts), or set more restarts.",
         "more_units": "Add repeats or restarts: {units} independent units of level '{level}' leave it open.",
@@ -72,6 +76,7 @@ NEXT: Mapping[Language, Mapping[str, str]] = {
     },
     "ja": {
         "measure_valid": "無効なセル ({cells} 件) を、チェックの指摘を直してから測り直す。",
+        "same_nodes": "両構成を同じノードで測る。",
         "more_restarts": "matrix.restarts を {restarts} 以上にする。",
         "more_requests": "c={load:g} で {needs:,} リクエスト以上を送る (workloads の prompts)、または "
         "restarts を増やす。",
@@ -90,6 +95,7 @@ CLAIM_REASONS: Mapping[Language, Mapping[str, str]] = {
         "few_requests": "n={n:,}, needs {needs:,}",
         "one_unit": "one independent unit, so no interval",
         "interval": "the interval holds both",
+        "other_nodes": "measured on different nodes",
     },
     "ja": {
         "not_measured": "未測定",
@@ -97,6 +103,7 @@ CLAIM_REASONS: Mapping[Language, Mapping[str, str]] = {
         "few_requests": "n={n:,}、{needs:,} 必要",
         "one_unit": "独立な単位が 1 つで区間なし",
         "interval": "区間が両方を含む",
+        "other_nodes": "別のノードで測定された",
     },
 }
 

@@ -219,6 +219,13 @@ def _from_repository(path: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
+def cell_id(wildcards: Any) -> str:
+    """The cell that a rule's wildcards name: as one, or in parts."""
+    if hasattr(wildcards, "cell"):
+        return str(wildcards.cell)
+    return f"{wildcards.layout}/{wildcards.load}/{wildcards.restart}-{wildcards.repeat}"
+
+
 def store() -> Path:
     """Folder for environments and models that are made from locks and specs; `SPLITBENCH_STORE` moves it."""
     return Path(os.environ.get("SPLITBENCH_STORE", ".splitbench")).resolve()

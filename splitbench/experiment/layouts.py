@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
@@ -18,7 +19,7 @@ from splitbench.experiment.fields import (
     Section,
     one_or_many,
 )
-from splitbench.serving.plan import Connector, FirstToken, Router
+from splitbench.serving.plan import MAX_NODES, Connector, FirstToken, Router
 
 
 class EngineDefaults(Section):
@@ -42,6 +43,9 @@ class EngineSpec(EngineDefaults):
 
     cores: list[NonNegativeInt] | None = Field(None, min_length=1, description="CPU cores (CPU stack)")
     gpus: list[NonNegativeInt] | None = Field(None, min_length=1, description="GPU indices (CUDA stack)")
+    node: Annotated[int, Field(ge=0, lt=MAX_NODES)] = Field(
+        0, description="which node of a SLURM allocation has them; 0 is where client and proxy run"
+    )
     tp: PositiveInt | None = Field(None, description="tensor parallel size; default: all GPUs given")
     pp: PositiveInt = Field(1, description="pipeline parallel size")
     dp: PositiveInt = Field(1, description="data parallel size")
@@ -81,6 +85,11 @@ class EngineSpec(EngineDefaults):
     def devices(self) -> list[int]:
         """Device indices, cores or GPUs."""
         return list(self.cores if self.cores is not None else self.gpus or [])
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Node and index of every device."""
+        return [(self.node, device) for device in self.devices]
 
     @property
     def states_memory(self) -> bool:
@@ -134,6 +143,11 @@ class ReplicasLayout(EngineDefaults):
     def engines(self) -> list[EngineSpec]:
         """The layout's engines."""
         return list(self.replicas)
+
+
+def is_spread(engines: Iterable[EngineSpec]) -> bool:
+    """Whether engines are on more than the node of the client."""
+    return any(engine.node for engine in engines)
 
 
 Engines = Annotated[list[EngineSpec], BeforeValidator(one_or_many), Field(min_length=1)]

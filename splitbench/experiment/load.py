@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from splitbench.errors import UserError
+from splitbench.experiment.layouts import is_spread
 from splitbench.experiment.models import MEMORY_ARGS, EngineSpec, Experiment, Layout, MpsShare, Workload
 
 Location = tuple[int | str, ...]
@@ -110,16 +111,18 @@ def cross_checks(experiment: Experiment) -> list[Problem]:
     """Rules between fields that a single field's type can't state: (location, what is wrong, mend)."""
     problems: list[Problem] = []
     for name, layout in experiment.layouts.items():
-        users: dict[tuple[str, int], list[EngineSpec]] = {}
+        problems += _spread_checks(name, layout)
+        users: dict[tuple[str, int, int], list[EngineSpec]] = {}
         units = set()
         for engine in layout.engines():
             unit = "core" if engine.cores is not None else "GPU"
             units.add(unit)
-            for device in engine.devices:
-                users.setdefault((unit, device), []).append(engine)
+            for node, device in engine.places:
+                users.setdefault((unit, node, device), []).append(engine)
         above = {flag for level in (experiment.engine, layout) for flag in level.args}
-        for (unit, device), engines in users.items():
-            if len(engines) > 1 and (problem := sharing_problem(f"{unit} {device}", engines, above)):
+        for (unit, node, device), engines in users.items():
+            place = f"{unit} {device}" + (f" of node {node}" if node else "")
+            if len(engines) > 1 and (problem := sharing_problem(place, engines, above)):
                 problems.append((("layouts", name), *problem))
         if len(units) > 1:
             problems.append(
@@ -158,6 +161,26 @@ def cross_checks(experiment: Experiment) -> list[Problem]:
                 )
             )
     return problems
+
+
+def _spread_checks(name: str, layout: Layout) -> list[Problem]:
+    """What can't be spread over several nodes."""
+    if not is_spread(layout.engines()):
+        return []
+    found = [
+        (getattr(layout, "connector", None) == "lmcache-mp", "connector 'lmcache-mp'", "use nixl or lmcache"),
+        (getattr(layout, "router", "builtin") != "builtin", "router 'vllm-router'", "use builtin"),
+        (
+            any(isinstance(e.share, MpsShare) for e in layout.engines()),
+            "'mps_percent'",
+            "give GPUs of their own",
+        ),
+    ]
+    return [
+        (("layouts", name), f"{what} works on one node only, and engines are on several", mend)
+        for wrong, what, mend in found
+        if wrong
+    ]
 
 
 def _loads(experiment: Experiment, workload: Workload) -> list[int]:

@@ -92,7 +92,8 @@ class Around:
     def __init__(self, cell: Cell, session: Session, watching: Watching, owner: int | None) -> None:
         self._session = session
         on_gpus = cell.plan.budget.kind == "gpus"
-        devices = [device for engine in cell.plan.engines for device in engine.devices]
+        # What other nodes do is not seen from here, apart from what their engines say.
+        devices = [device for engine in cell.plan.engines if not engine.node for device in engine.devices]
         self._gpus = Gpus.of(sorted(set(devices))) if on_gpus else None
         settings = watching.telemetry
         every_s = settings.metrics_interval_s

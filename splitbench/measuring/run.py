@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from splitbench import __version__
+from splitbench.cluster.node import node_now
 from splitbench.environment.probe import environment_digest
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
@@ -260,6 +261,7 @@ def _measure(
                 "smoke": smoke,
                 "completed": sum(not error for error in bench["errors"]),
                 "bench_sha256": sha256_file(files.bench),
+                "node": node_now(os.environ),
                 "environment_digest": environment_digest(read_json(environment)),
                 "code_version": __version__,
             },

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from splitbench.cluster.allocation import allocated
 from splitbench.environment.stage import ensure_model, ensure_serving, environment_now
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
@@ -171,6 +172,7 @@ def places(flow: Workflow) -> Places:
         workflow_python=Path(sys.executable),
         repository=REPOSITORY,
         model=flow.model_source,
+        nodes=allocated(max(plan.nodes for plan in flow.cells.plans.values())),
     )
 
 
@@ -183,7 +185,7 @@ def check_cores(cell: Cell) -> None:
     if cell.plan.budget.kind != "cores":
         return
     available = os.sched_getaffinity(0)
-    for engine in cell.plan.engines:
+    for engine in (engine for engine in cell.plan.engines if not engine.node):
         missing = sorted(set(engine.devices) - available)
         if missing:
             raise UserError(

@@ -45,9 +45,15 @@ def pd_proxy(
     arguments += [
         *("--decoder-init-port", ",".join(map(str, inits))),
         *("--decoder-alloc-port", ",".join(map(str, allocs))),
-        *("--proxy-host", LOOPBACK, "--proxy-port", str(notify)),
+        *(
+            "--proxy-host",
+            LOOPBACK if engines[0].host == LOOPBACK else "{node0}",
+            "--proxy-port",
+            str(notify),
+        ),
         *("--first-token", first_token),
     ]
+    # The proxy's ear for senders; on loopback unless one is on another node.
     others = (notify,) if notify is not None else ()
     return _proxy("lmcache", port, arguments, other_ports=others, trace=trace)
 

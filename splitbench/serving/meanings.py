@@ -20,6 +20,11 @@ ENGINE_FLAGS: Mapping[str, str] = {
     "gpu-memory-utilization": "share of the GPU's memory for weights, activations and KV pool together",
     "kv-cache-memory-bytes": "size of the KV pool in bytes per GPU, instead of what a memory share leaves",
     "kv-transfer-config": "how KV cache moves between prefill and decode",
+    # Set by a plan for an engine on another node.
+    "node": "started there as a step of SLURM, by a process here that stands for it",
+    "ports": "what must be free there before, and is again after",
+    "gpus": "GPUs there, whose memory must come back",
+    "cores": "confined to these cores there",
     # Known flags of configs.
     "async-scheduling": "schedule the next step while one runs",
     "attention-backend": "this attention backend, not vLLM's own choice",

@@ -10,6 +10,7 @@ Everything that differs between machines is a placeholder in argv and environmen
 `{model}`              folder or hub name of the model
 `{session}`            folder of the session: the plan's files are written there before anything starts
 `{runtime}`            a folder with a short path, for sockets; there as long as the session is
+`{node0}`, `{node1}`   addresses of the allocation's nodes, where a layout is spread over several; 0 is this one
 =====================  ==========================================================================
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from splitbench.files import digest
 
@@ -28,7 +29,9 @@ FirstToken = Literal["prefiller", "decoder"]
 Router = Literal["builtin", "vllm-router"]
 
 LOOPBACK = "127.0.0.1"
-PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session", "runtime")
+MAX_NODES = 8
+NODES = tuple(f"node{number}" for number in range(MAX_NODES))
+PLACEHOLDERS = ("serving_python", "workflow_python", "repository", "model", "session", "runtime", *NODES)
 
 
 class _Frozen(BaseModel):
@@ -70,12 +73,14 @@ class ServicePlan(_Frozen):
 class EnginePlan(_Frozen):
     """One vLLM server process group: what to start, where, and how to know that it is ready.
 
+    `node` counts the allocation's nodes; on another one than 0 `argv` starts it there and stands for it here.
     `port` serves HTTP on `host`; the engine binds `other_ports` too (NIXL side channel, LMCache init and
     alloc) and must be free before the start and after the stop.
     """
 
     name: str
     role: Role
+    node: int = 0
     devices: tuple[int, ...]
     host: str = "127.0.0.1"
     port: int
@@ -83,6 +88,19 @@ class EnginePlan(_Frozen):
     argv: tuple[str, ...]
     env: dict[str, str] = Field(default_factory=dict)
     startup_limit_s: float = Field(default=900.0, gt=0)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Node and index of every device."""
+        return [(self.node, device) for device in self.devices]
+
+    @model_serializer(mode="wrap")
+    def _without_the_only_node(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A plan on one node is written as it was before there were others.
+        content: dict[str, Any] = handler(self)
+        if not content.get("node"):
+            content.pop("node", None)
+        return content
 
 
 class ProxyPlan(_Frozen):
@@ -120,6 +138,11 @@ class Plan(_Frozen):
     def front_port(self) -> int:
         """Port that clients send requests to."""
         return (self.proxy or self.engines[0]).port
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it wants."""
+        return 1 + max(engine.node for engine in self.engines)
 
     @property
     def ports(self) -> tuple[int, ...]:

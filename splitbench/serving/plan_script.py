@@ -75,11 +75,12 @@ def script(experiment: Experiment, plan: Plan, places: Mapping[str, str]) -> str
 
 def _title(plan: Plan, engine: EnginePlan) -> str:
     unit = "core" if plan.budget.kind == "cores" else "GPU"
-    return f"{engine.name}: {engine.role}, {unit} {', '.join(map(str, engine.devices))}"
+    where = f", node {engine.node}" if plan.nodes > 1 else ""
+    return f"{engine.name}: {engine.role}{where}, {unit} {', '.join(map(str, engine.devices))}"
 
 
 def _pinned(plan: Plan, engine: EnginePlan) -> list[str]:
-    if plan.budget.kind != "cores":
+    if plan.budget.kind != "cores" or engine.node:
         return []
     cores = ",".join(map(str, engine.devices))
     return ["  # confined to its cores, its API server included", f"  taskset -c {cores}"]
@@ -113,6 +114,10 @@ def _head(experiment: Experiment, plan: Plan, places: Mapping[str, str]) -> list
         default("serving_python"),
         default("workflow_python"),
         default("model"),
+        *(
+            f'NODE{number}="${{NODE{number}:?address of node {number} of the allocation}}"'
+            for number in range(plan.nodes if plan.nodes > 1 else 0)
+        ),
         "# Logs, and files that engines read.",
         'SESSION="${SESSION:-$(mktemp -d)}"',
         'mkdir -p "$SESSION"; SESSION="$(cd "$SESSION" && pwd)"',
@@ -134,13 +139,21 @@ def _files(plan: Plan, given: Set[str]) -> Iterator[str]:
         yield f"# {name}"
         for key in yaml.safe_load(text):
             yield f"#   {key}: {_meaning(meanings.LMCACHE_FILE, key, name, given)}"
+        open_ended = _MARK.search(text) is not None
         end = "END_OF_FILE"
         while end in text.splitlines():
             end += "_"
-        yield f"cat > {quoted('{session}/' + name)} <<'{end}'"
-        yield text.rstrip("\n")
+        quote = "" if open_ended else "'"
+        yield f"cat > {quoted('{session}/' + name)} <<{quote}{end}{quote}"
+        yield (_in_document(text) if open_ended else text).rstrip("\n")
         yield end
         yield ""
+
+
+def _in_document(text: str) -> str:
+    """Text for a here-document in which the shell fills in the placeholders, and nothing else."""
+    plain = re.sub(r"([\\$`])", r"\\\1", text)
+    return _MARK.sub(lambda match: f"${{{match[0][1:-1].upper()}}}", plain)
 
 
 def _meaning(known: Mapping[str, str], name: str, where: str, given: Set[str] = frozenset()) -> str:
@@ -215,7 +228,7 @@ def _variable(name: str) -> str:
 
 
 def _health(part: EnginePlan | ProxyPlan) -> str:
-    return f"healthy http://{part.host}:{part.port}/health {part.startup_limit_s:g}"
+    return f"healthy {quoted(f'http://{part.host}:{part.port}/health')} {part.startup_limit_s:g}"
 
 
 def _run(plan: Plan) -> Iterator[str]:
@@ -253,7 +266,7 @@ def _run(plan: Plan) -> Iterator[str]:
             yield f"healthy {url} {service.startup_limit_s:g}"
         if service.ready_file is not None:
             yield f"until [ -e {quoted(service.ready_file)} ]; do sleep 0.1; done"
-    groups = waves([(engine.devices, engine.argv) for engine in plan.engines])
+    groups = waves([(engine.places, engine.argv) for engine in plan.engines])
     if len(groups) > 1:
         yield "# Engines on one GPU start one after the other: each measures the memory that is free."
     for group in groups:
@@ -269,6 +282,6 @@ def _run(plan: Plan) -> Iterator[str]:
     body = json.dumps({"model": plan.served_model, "prompt": "Hello", "max_tokens": 8})
     url = f"http://{plan.front_host}:{plan.front_port}/v1/completions"
     yield "# A first completion through the front door."
-    yield f"curl -sf {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    yield f"curl -sf {quoted(url)} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     yield f'echo; echo "up at http://{plan.front_host}:{plan.front_port}; Ctrl-C ends it"'
     yield "wait"

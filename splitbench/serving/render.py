@@ -19,6 +19,7 @@ from splitbench.experiment.models import (
     MpsShare,
     PdLayout,
     ReplicasLayout,
+    is_spread,
 )
 from splitbench.serving import front_doors, transfers
 from splitbench.serving.plan import LOOPBACK, Budget, EnginePlan, FirstToken, Plan, Role, ServicePlan
@@ -152,12 +153,13 @@ def _transfer(
     services: tuple[ServicePlan, ...],
 ) -> Transfer:
     if layout.connector == "nixl":
-        return transfers.nixl(layout, side, spec, ports.run(spec.parallel))
+        return transfers.nixl(layout, side, spec, ports.run(spec.parallel), address(layout, spec))
     if layout.connector == "lmcache-mp":
         return transfers.lmcache_mp(services[-1].ports[0])
     assert notify is not None
     own = [] if side == "prefill" else ports.take(2 * spec.tensor_parallel)
-    return transfers.lmcache(layout, side, name, spec, notify, own)
+    hosts = ("{node0}" if is_spread(layout.engines()) else LOOPBACK), address(layout, spec)
+    return transfers.lmcache(layout, side, name, spec, notify, own, hosts)
 
 
 # -- shares ----------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def _budget(layout: AggregatedLayout | ReplicasLayout | PdLayout) -> Budget:
     )
     return Budget(
         kind="cores" if layout.engines()[0].cores is not None else "gpus",
-        count=len({device for spec in layout.engines() for device in spec.devices}),
+        count=len({place for spec in layout.engines() for place in spec.places}),
         share=", ".join(words) or None,
     )
 
@@ -224,6 +226,22 @@ def flags(args: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--{flag}", str(value))
 
 
+def address(layout: AggregatedLayout | ReplicasLayout | PdLayout, spec: EngineSpec) -> str:
+    """Where an engine listens: on loopback, unless others of the layout are on another node."""
+    return f"{{node{spec.node}}}" if is_spread(layout.engines()) else LOOPBACK
+
+
+def _elsewhere(spec: EngineSpec, ports: tuple[int, ...]) -> list[str]:
+    """What starts a command on another node, and ends with it."""
+    if not spec.node:
+        return []
+    kind = "--cores" if spec.cores is not None else "--gpus"
+    return [
+        *("{workflow_python}", "-m", "splitbench.cluster.remote", "--node", str(spec.node)),
+        *("--ports", ",".join(map(str, ports)), kind, ",".join(map(str, spec.devices))),
+    ]
+
+
 def _engine(
     experiment: Experiment,
     layout: AggregatedLayout | ReplicasLayout | PdLayout,
@@ -252,6 +270,7 @@ def _engine(
         owned |= {"OMP_NUM_THREADS": str(len(spec.cores)), "GOMP_CPU_AFFINITY": cores}
     else:
         owned |= _gpus(layout, spec)
+    host = address(layout, spec)
     parallel = [
         ("--tensor-parallel-size", spec.tensor_parallel),
         ("--pipeline-parallel-size", spec.pp),
@@ -259,7 +278,7 @@ def _engine(
     ]
     argv = [
         *("{serving_python}", "-m", "vllm.entrypoints.cli.main", "serve", "{model}"),
-        *("--served-model-name", experiment.model.name, "--host", LOOPBACK, "--port", str(port)),
+        *("--served-model-name", experiment.model.name, "--host", host, "--port", str(port)),
         *(text for flag, size in parallel if size > 1 for text in (flag, str(size))),
         *(("--revision", experiment.model.revision) if experiment.model.revision else ()),
         *flags(stated),
@@ -273,11 +292,12 @@ def _engine(
     return EnginePlan(
         name=name,
         role=role,
+        node=spec.node,
         devices=tuple(spec.devices),
-        host=LOOPBACK,
+        host=host,
         port=port,
         other_ports=transfer.ports,
-        argv=tuple(argv),
+        argv=(*_elsewhere(spec, (port, *transfer.ports)), *argv),
         env=owned | transfer.env | {key: value for level in levels for key, value in level.env.items()},
         startup_limit_s=limits[-1] if limits else DEFAULT_STARTUP_LIMIT_S,
     )

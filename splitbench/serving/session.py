@@ -61,6 +61,7 @@ class Places:
     workflow_python: Path
     repository: Path
     model: str
+    nodes: tuple[str, ...] = ()
 
     def values(self) -> dict[str, str]:
         """Values of the placeholders; relative paths made absolute: engines have a working folder of theirs.
@@ -73,6 +74,7 @@ class Places:
             "workflow_python": str(self.workflow_python.absolute()),
             "repository": str(self.repository.absolute()),
             "model": model,
+            **{f"node{number}": address for number, address in enumerate(self.nodes)},
         }
 
 

@@ -41,6 +41,10 @@ PORTS_FREE_LIMIT_S = 3.0
 SHARED_EVERY_S = 1.0
 
 
+def _places(engine: Mapping[str, Any]) -> list[tuple[int, int]]:
+    return [(engine.get("node", 0), device) for device in engine["devices"]]
+
+
 class SessionProcesses:
     """What runs for a session, as children of the calling process, which must be a subreaper.
 
@@ -90,7 +94,8 @@ class SessionProcesses:
     def _named_ports(self) -> list[tuple[str, list[int]]]:
         """Who binds which ports."""
         proxy = self.plan["proxy"]
-        parts = [*self.plan["engines"], *([{**proxy, "name": "the proxy"}] if proxy else [])]
+        here = (engine for engine in self.plan["engines"] if not engine.get("node"))
+        parts = [*here, *([{**proxy, "name": "the proxy"}] if proxy else [])]
         services = [(service["name"], list(service["ports"])) for service in self.plan["services"]]
         return services + [(part["name"], [part["port"], *part["other_ports"]]) for part in parts]
 
@@ -147,7 +152,9 @@ class SessionProcesses:
         """
         self.check_ports()
         if self.plan["budget"]["kind"] == "gpus":
-            devices = sorted({device for engine in self.plan["engines"] for device in engine["devices"]})
+            # Of other nodes the process there takes care.
+            here = (engine for engine in self.plan["engines"] if not engine.get("node"))
+            devices = sorted({device for engine in here for device in engine["devices"]})
             self.memory_before_mib = gpu_memory.used_mib(devices)
         for name, text in self.plan["files"].items():
             write_text(self.folder / name, text)
@@ -156,7 +163,7 @@ class SessionProcesses:
         engines: list[Child] = []
         # The client starts with the first engines, whose start takes longer.
         client: Child | None = None
-        for wave in waves([(engine["devices"], engine["argv"]) for engine in self.plan["engines"]]):
+        for wave in waves([(_places(engine), engine["argv"]) for engine in self.plan["engines"]]):
             parts = [self.plan["engines"][index] for index in wave]
             started = [self.start(part["name"], "engine", part) for part in parts]
             waits = [self.engine_ready(child) for child in started]
@@ -221,7 +228,7 @@ class SessionProcesses:
 
         Cores that this machine lacks are left out; the engine then says what it thinks of its binding.
         """
-        if self.plan["budget"]["kind"] != "cores" or "devices" not in part:
+        if self.plan["budget"]["kind"] != "cores" or "devices" not in part or part.get("node"):
             return ()
         return sorted(set(part["devices"]) & os.sched_getaffinity(0))
 

@@ -46,7 +46,9 @@ def buffer_device(layout: PdLayout, spec: EngineSpec) -> str:
     return layout.kv_buffer_device or ("cpu" if spec.cores is not None else "cuda")
 
 
-def nixl(layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int]) -> Transfer:
+def nixl(
+    layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int], host: str = LOOPBACK
+) -> Transfer:
     """vLLM's NixlConnector; `ports` are consecutive, one per rank: vLLM counts upwards from the first."""
     config: dict[str, Any] = {
         "kv_connector": "NixlConnector",
@@ -56,7 +58,7 @@ def nixl(layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int]) -
     if layout.connector_options:
         config["kv_connector_extra_config"] = dict(layout.connector_options)
     env = {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports[0]),
         **UCX_SAYS,
     }
@@ -67,13 +69,20 @@ def nixl(layout: PdLayout, side: Side, spec: EngineSpec, ports: Sequence[int]) -
 
 
 def lmcache(
-    layout: PdLayout, side: Side, name: str, spec: EngineSpec, notify: int, ports: Sequence[int]
+    layout: PdLayout,
+    side: Side,
+    name: str,
+    spec: EngineSpec,
+    notify: int,
+    ports: Sequence[int],
+    hosts: tuple[str, str] = (LOOPBACK, LOOPBACK),
 ) -> Transfer:
     """LMCache in the engine's own processes, over NIXL.
 
     Args:
         notify: where senders report to the proxy.
         ports: of a receiver, its init ports, then its alloc ports, one of each per rank; a sender has none.
+        hosts: addresses of the proxy and of this engine.
     """
     sends = side == "prefill"
     inits, allocs = list(ports[: spec.tensor_parallel]), list(ports[spec.tensor_parallel :])
@@ -89,9 +98,9 @@ def lmcache(
         "pd_buffer_device": buffer_device(layout, spec),
     }
     if sends:
-        content |= {"pd_proxy_host": LOOPBACK, "pd_proxy_port": notify}
+        content |= {"pd_proxy_host": hosts[0], "pd_proxy_port": notify}
     else:
-        content |= {"pd_peer_host": LOOPBACK, "pd_peer_init_port": inits, "pd_peer_alloc_port": allocs}
+        content |= {"pd_peer_host": hosts[1], "pd_peer_init_port": inits, "pd_peer_alloc_port": allocs}
     extra: dict[str, Any] = {"discard_partial_chunks": False, "lmcache_rpc_port": name}
     if not sends:
         extra["skip_last_n_tokens"] = 1

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 POOL_IN_BYTES = "--kv-cache-memory-bytes"
 
 
-def waves(engines: Sequence[tuple[Collection[int], Sequence[str]]]) -> list[list[int]]:
+def waves(engines: Sequence[tuple[Collection[Hashable], Sequence[str]]]) -> list[list[int]]:
     """Engines in groups that may start together: those that share a device start one after the other.
 
     An engine measures the free memory of its device while it starts; a neighbour that grows meanwhile would spoil

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitbench.statistics.bootstrap import Difference, paired_differences, paired_mean_difference
-from splitbench.statistics.pools import Pools
+from splitbench.statistics.pools import Pool, Pools
 from splitbench.statistics.quantiles import Gate
 
 MEAN = "mean"
@@ -36,6 +36,8 @@ class Compared:
         low, high: its 95 % interval; infinite where the sample cannot give an end.
         gate: whether the smaller sample supports the statistic.
         level, units, paired: what was drawn again, how many, and whether together.
+        apart: the nodes of the reference and of the layout, where they share none: then it is not known whether the
+            layout makes the difference or the machine, and nothing is decided.
     """
 
     metric: str
@@ -50,10 +52,12 @@ class Compared:
     level: str
     units: int
     paired: bool
+    apart: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
     @property
     def supported(self) -> bool:
-        return self.gate.supported
+        """Whether it can decide anything: enough samples, and no other machines."""
+        return self.gate.supported and self.apart is None
 
     def finding(self, margin: float) -> str:
         """`better`, `worse` or `same` than the reference, by at least (within) the margin; else `unclear`.
@@ -71,7 +75,8 @@ class Compared:
 
     def record(self) -> dict[str, Any]:
         """As JSON; an end that is not known is null."""
-        return {
+        nodes = {} if self.apart is None else {"nodes": [list(names) for names in self.apart]}
+        return nodes | {
             "metric": self.metric,
             "statistic": self.statistic,
             "load": self.load,
@@ -104,7 +109,14 @@ def compared(
         return None
     level = level_of(statistic)
     found = paired_mean_difference(a, b) if level is None else paired_differences(a, b, [level])[0]
-    return from_difference(found, metric, statistic, load)
+    nodes = apart(pools.pool(workload, reference, load), pools.pool(workload, layout, load))
+    return replace(from_difference(found, metric, statistic, load), apart=nodes)
+
+
+def apart(reference: Pool, layout: Pool) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The nodes of two pools where none is in both; None where one is, or nodes are not known."""
+    nodes = tuple(sorted(set(reference.nodes))), tuple(sorted(set(layout.nodes)))
+    return nodes if all(nodes) and not set(nodes[0]) & set(nodes[1]) else None
 
 
 def from_difference(found: Difference, metric: str, statistic: str, load: float) -> Compared:

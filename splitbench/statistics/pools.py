@@ -44,11 +44,13 @@ class Pool:
         cells: ids of the valid ones.
         invalid: ids of the others.
         restarts: server starts among the valid ones.
+        nodes: machines that the valid ones ran on, each as often as it had a cell; without those that are not known.
     """
 
     cells: tuple[str, ...]
     invalid: tuple[str, ...]
     restarts: int
+    nodes: tuple[str, ...] = ()
 
 
 def held(sample: Clustered) -> Clustered:
@@ -103,6 +105,7 @@ class Pools:
                 tuple(row["cell_id"] for row in rows if row["verdict"] != "invalid"),
                 tuple(row["cell_id"] for row in rows if row["verdict"] == "invalid"),
                 len({row["restart"] for row in rows if row["verdict"] != "invalid"}),
+                tuple(sorted(row["node"] for row in rows if row["verdict"] != "invalid" and row.get("node"))),
             )
             for place, rows in groups.items()
         }

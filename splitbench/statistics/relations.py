@@ -152,6 +152,8 @@ def _between_layouts(
 
 def _of(test: ClaimTest, one: Compared, outcome: str, reads: str) -> Found:
     reason = _why(outcome, one.gate, one.statistic, one.low, one.high)
+    if outcome == UNKNOWN and one.apart is not None:
+        reason = {"code": "other_nodes"}
     return one.record() | {
         "layout": test.layout,
         "reference": test.reference,

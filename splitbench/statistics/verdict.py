@@ -10,6 +10,7 @@ latencies disagree, a layout that surely keeps the SLO beats one that surely mis
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,7 @@ def verdicts(
             case = _Case(pools, workload, reference, layout, limits, margin_percent / 100)
             told = [dict(entry) for entry in asymmetries if _concerns(entry, reference, layout)]
             told += shares(reference, layout)
+            told += uneven_nodes(pools, workload, reference, layout)
             found.append(case.record() | {"asymmetries": told})
         pools.release(workload)
     return found
@@ -89,6 +91,23 @@ def shares(*arms: Arm) -> list[dict[str, Any]]:
         return []
     how = "; ".join(f"{arm.name} {arm.share or 'an engine per accelerator'}" for arm in arms)
     return [{"layouts": [arm.name for arm in arms], "reason": f"share of the accelerators: {how}"}]
+
+
+def uneven_nodes(pools: Pools, workload: str, reference: Arm, layout: Arm) -> list[dict[str, Any]]:
+    """A word beside the verdict where nodes count for one layout more than for the other, as an asymmetry."""
+    shared = set(pools.loads(workload, reference.name)) & set(pools.loads(workload, layout.name))
+    spread = [
+        Counter(node for load in shared for node in pools.pool(workload, arm.name, load).nodes)
+        for arm in (reference, layout)
+    ]
+    if spread[0] == spread[1] or not all(spread):
+        return []
+    words = [
+        f"{arm.name}: " + ", ".join(f"{count} on {node}" for node, count in sorted(share.items()))
+        for arm, share in zip((reference, layout), spread, strict=True)
+    ]
+    reason = f"cells are spread over nodes in another way ({'; '.join(words)})"
+    return [{"fact": "node", "layouts": [reference.name, layout.name], "reason": reason}]
 
 
 def pairs(pools: Pools, workload: str) -> list[tuple[Arm, Arm]]:
@@ -231,7 +250,12 @@ class _Case:
         repeats = self.repeats(load)
         if repeats["runs"] < REPEATS or repeats["restarts"] < RESTARTS:
             reasons.append({"code": "few_repeats", **repeats})
-        weak = [one for one in found if not one.supported]
+        if (nodes := found[0].apart) is not None:
+            theirs, ours = (", ".join(names) for names in nodes)
+            reasons.append(
+                {"code": "other_nodes", "theirs": theirs, "ours": ours, "layout": self.layout.name}
+            )
+        weak = [one for one in found if not one.gate.supported]
         if weak:
             one = max(weak, key=lambda item: item.gate.needs - item.gate.n)
             fact = {
@@ -273,6 +297,8 @@ class _Case:
         codes = {reason["code"]: reason for reason in reasons}
         if "no_shared_load" in codes or "no_latencies" in codes:
             return {"code": "measure_valid", "cells": len(self.invalid())}
+        if "other_nodes" in codes:
+            return {"code": "same_nodes"}
         if "few_repeats" in codes:
             more = {"restarts": REPEATS}
             return {"code": "more_restarts", **more}

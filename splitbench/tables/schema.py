@@ -106,6 +106,7 @@ CELLS = Table(
         Column("stack", _text, "name of the serving stack"),
         Column("stack_digest", _text, "digest of the stack's lock"),
         Column("environment_digest", _text, "digest of the machine and software record"),
+        Column("node", _text, "label of the machine that the cell ran on: the same for the same host name"),
         Column("client", _text, "tool that made the source file"),
         Column("client_version", _text, "version of that tool"),
         Column("code_version", _text, "version of splitbench that ran the cell"),

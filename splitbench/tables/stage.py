@@ -103,6 +103,7 @@ def cell_row(cell: Cell, record: dict[str, Any]) -> dict[str, Any]:
         "cell_digest": cell.digest,
         "stack_digest": digest(dict(cell.stack)),
         "environment_digest": record["environment_digest"],
+        "node": record.get("node", {}).get("label"),
         "client": "vllm bench serve",
         "code_version": record["code_version"],
     }

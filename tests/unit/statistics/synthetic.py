@@ -32,8 +32,12 @@ def pools(
     repeats: int = 1,
     requests: int = 200,
     invalid: Sequence[tuple[str, int]] = (),
+    node: Callable[[str, int], str | None] = lambda layout, restart: None,
 ) -> Pools:
-    """Cells of `requests` requests; `values(workload, layout, load, metric, rng, n)` gives each run's latencies."""
+    """Cells of `requests` requests; `values(workload, layout, load, metric, rng, n)` gives each run's latencies.
+
+    `node(layout, restart)` says where a run was; by default that is not known.
+    """
     rows: list[dict[str, Any]] = []
     runs: dict[str, tuple[str, str, int, int]] = {}
     for layout in layouts:
@@ -59,6 +63,7 @@ def pools(
                                 "concurrency": load,
                                 "restart": restart,
                                 "repeat": repeat,
+                                "node": node(layout, restart),
                                 "verdict": "invalid" if (layout, load) in invalid else "ok",
                             }
                         )
