@@ -122,8 +122,8 @@ def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[s
             words("slo_none")
             if found["concurrency"] is None
             else words("slo_load", load=found["concurrency"]),
-            found["layout"],
-            found["workload"],
+            str(found["layout"]),
+            str(found["workload"]),
         )
         for found in statistics["highest_load"]
     ]

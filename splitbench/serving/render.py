@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from splitbench.errors import UserError
+from splitbench.experiment.layouts import is_spread
 from splitbench.experiment.models import (
     AggregatedLayout,
     EngineSpec,
@@ -19,7 +20,6 @@ from splitbench.experiment.models import (
     MpsShare,
     PdLayout,
     ReplicasLayout,
-    is_spread,
 )
 from splitbench.serving import front_doors, transfers
 from splitbench.serving.plan import LOOPBACK, Budget, EnginePlan, FirstToken, Plan, Role, ServicePlan

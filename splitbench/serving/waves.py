@@ -21,20 +21,25 @@ def waves(engines: Sequence[tuple[Collection[Hashable], Sequence[str]]]) -> list
         places in that order, per group.
     """
     found: list[list[int]] = []
-    for index, (occupied, argv) in enumerate(engines):
-
-        def disturbs(
-            other: int, mine: Collection[int] = occupied, measures: bool = POOL_IN_BYTES not in argv
-        ) -> bool:
-            devices, arguments = engines[other]
-            return bool({*devices} & {*mine}) and (measures or POOL_IN_BYTES not in arguments)
-
+    for index, engine in enumerate(engines):
         # Behind every group that has a neighbour of it.
         place = max(
-            (number + 1 for number, group in enumerate(found) if any(disturbs(other) for other in group)),
+            (
+                number + 1
+                for number, group in enumerate(found)
+                if any(_disturb(engine, engines[other]) for other in group)
+            ),
             default=0,
         )
         if place == len(found):
             found.append([])
         found[place].append(index)
     return found
+
+
+def _disturb(
+    one: tuple[Collection[Hashable], Sequence[str]], other: tuple[Collection[Hashable], Sequence[str]]
+) -> bool:
+    """Whether two engines share a device that one of them measures."""
+    measure = any(POOL_IN_BYTES not in argv for _, argv in (one, other))
+    return measure and bool({*one[0]} & {*other[0]})
