@@ -59,25 +59,25 @@ def _tests(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/{folder}/test_{name}.py" for name in names)
 
 
-_JUDGING = _tests("statistics", "survivors", "claims", "verdict")
-_SAMPLING = _tests("statistics", "survivors", "clusters", "verdict")
-_CHECKING = _tests("measuring", "survivors", "checks", "conditions", "logs", "recorded")
+_JUDGING = _tests("statistics", "kept_numbers", "claims", "verdict")
+_SAMPLING = _tests("statistics", "kept_numbers", "clusters", "verdict")
+_CHECKING = _tests("measuring", "kept_checks", "checks", "conditions", "logs", "recorded")
 GROUPS = {
     "statistics": Group(
         {
             "splitbench.statistics.bootstrap": _SAMPLING,
-            "splitbench.statistics.capacity": _tests("statistics", "survivors", "slo_and_cost"),
+            "splitbench.statistics.capacity": _tests("statistics", "kept_numbers", "slo_and_cost"),
             "splitbench.statistics.claims": _JUDGING,
             "splitbench.statistics.clusters": _SAMPLING,
             "splitbench.statistics.compare": _JUDGING,
             "splitbench.statistics.pools": _JUDGING,
-            "splitbench.statistics.quantiles": _tests("statistics", "survivors", "quantiles"),
+            "splitbench.statistics.quantiles": _tests("statistics", "kept_numbers", "quantiles"),
             "splitbench.statistics.relations": _JUDGING,
-            "splitbench.statistics.slo": _tests("statistics", "survivors", "slo_and_cost"),
+            "splitbench.statistics.slo": _tests("statistics", "kept_numbers", "slo_and_cost"),
             "splitbench.statistics.stage": ("tests/unit/test_figures_measured.py",),
             "splitbench.statistics.steps": _JUDGING,
             "splitbench.statistics.variance": _SAMPLING,
-            "splitbench.statistics.verdict": _tests("statistics", "survivors", "verdict"),
+            "splitbench.statistics.verdict": _tests("statistics", "kept_numbers", "verdict"),
         },
         ("tests/unit/statistics",),
     ),

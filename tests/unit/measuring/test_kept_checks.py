@@ -2,7 +2,7 @@
 """Every check on cells at and around each of its limits, kept as a whole: a changed limit, sign or figure shows here.
 
 What a check should say follows from the tests beside this one; here it is only kept. Made again with
-`python tests/unit/measuring/test_survivors.py`, and then read.
+`python tests/unit/measuring/test_kept_checks.py`, and then read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from made_up import CLOCK_S, bench, engine, evidence, pd, watched
 from splitbench.measuring import logs, metrics, symmetry
 from splitbench.measuring.checks import all_checks, worst
 from splitbench.measuring.evidence import EngineEvidence, Evidence, Series
+from splitbench.measuring.floor import Floor
 from splitbench.measuring.logs import EngineLog
 from splitbench.measuring.transfer import BYTES, FAILED, HITS
 
@@ -90,8 +91,8 @@ def cells() -> dict[str, Evidence]:
         "no logs": evidence(logs={}),
         "no percentile": evidence(percentiles=()),
         "pooled": evidence(percentiles=(50.0, 90.0, 99.0), pooled_cells=5),
-        "floor": evidence(measurement_floor_ms=3.1),
-        "no floor": evidence(measurement_floor_ms=3.0),
+        "near the floor": evidence(floor=Floor(4, 3.1, 3.0)),
+        "above the floor": evidence(floor=Floor(4, 3.0, 3.0)),
         "hits without counts": evidence(engines={"e": EngineEvidence("aggregated", {}, {})}),
         "shared": evidence(engines={"e": engine("aggregated", hits=256)}, shared_percent=49.0),
         "shared enough": evidence(engines={"e": engine("aggregated", hits=256)}, shared_percent=49.5),

@@ -2,7 +2,7 @@
 """Numbers to the last digit that counts, on fixed samples: a changed constant or sign anywhere shows here.
 
 What these numbers should be follows from the tests beside this one; here they are only kept. Made again with
-`python tests/unit/statistics/test_survivors.py`, and then read.
+`python tests/unit/statistics/test_kept_numbers.py`, and then read.
 """
 
 from __future__ import annotations
