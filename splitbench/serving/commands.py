@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from splitbench.console import say
 from splitbench.errors import UserError
 from splitbench.serving.failures import log_tail
 from splitbench.serving.plan import Plan
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, write: Write = sys.stdout.write) -> int:
     elif options.command == "status":
         write(status_text(as_json=options.json))
     elif options.command == "down":
-        ended = stop(progress=lambda text: write(f"{text}\n"))
+        ended = stop(progress=say)
         write("ended\n" if ended else "nothing is up\n")
     elif options.command == "logs":
         show_logs(options.name, options.lines, options.follow, write)
@@ -105,9 +106,6 @@ def bring_up(request: SessionRequest, write: Write = sys.stdout.write) -> None:
     Raises:
         SessionError: it did not start.
     """
-
-    def say(text: str) -> None:
-        write(f"{text}\n")
 
     state = state_folder()
     with node_lock(state, f"splitbench up {request.plan.layout}", say):
