@@ -74,7 +74,8 @@ def _chain(place: Place, base: str, name: str, found: Stated) -> Trace:
     slices = {cell: place.json(f"{base}/cells/{cell}/cell.json") or {} for cell in _cell_ids(place, base)}
     wanted = _cells(place, base, kind, rest, slices)
     left_out = [] if kind in ("cell", "check", "counts", "plan", "fact") else _invalid(place, base, wanted)
-    sections = [(section,) for section in _SECTIONS.get(kind, ())]
+    sections: list[tuple[str, ...]] = []
+    sections += [(section,) for section in _SECTIONS.get(kind, ())]
     if kind == "claim":
         sections = [("claims", str(rest[0]))]
     elif kind == "config":

@@ -109,7 +109,7 @@ def _slo(statistics: Mapping[str, Any], words: Words) -> tuple[str, list[tuple[s
     limits = [f"{names[key]} {slo[key]:g} ms" for key in names if slo.get(key) is not None]
     if not limits:
         return "", []
-    loads = [
+    loads: list[tuple[str, ...]] = [
         (
             words("slo_name", layout=found["layout"], workload=found["workload"]),
             words("slo_none")
