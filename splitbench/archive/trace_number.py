@@ -77,9 +77,10 @@ def _chain(place: Place, base: str, name: str, found: Stated) -> Trace:
     sections: list[tuple[str, ...]] = []
     sections += [(section,) for section in _SECTIONS.get(kind, ())]
     if kind == "claim":
-        sections = [("claims", str(rest[0]))]
+        sections.append(("claims", str(rest[0])))
     elif kind == "config":
-        sections = [(str(rest[0]),)] + ([("margin_percent",)] if rest[0] == "slo" else [])
+        sections.append((str(rest[0]),))
+        sections += [("margin_percent",)] if rest[0] == "slo" else []
     facts: dict[str, Any] = {"number": name, "about": list(found.of), "says": found.text}
     if kind in _MADE_FROM:
         facts["made_from"] = place.stored(f"{base}/{_MADE_FROM[kind]}")
