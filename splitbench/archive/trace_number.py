@@ -74,11 +74,13 @@ def _chain(place: Place, base: str, name: str, found: Stated) -> Trace:
     slices = {cell: place.json(f"{base}/cells/{cell}/cell.json") or {} for cell in _cell_ids(place, base)}
     wanted = _cells(place, base, kind, rest, slices)
     left_out = [] if kind in ("cell", "check", "counts", "plan", "fact") else _invalid(place, base, wanted)
-    sections: list[tuple[str, ...]] = [(section,) for section in _SECTIONS.get(kind, ())]
+    sections: list[tuple[str, ...]] = []
+    sections += [(section,) for section in _SECTIONS.get(kind, ())]
     if kind == "claim":
-        sections = [("claims", str(rest[0]))]
+        sections.append(("claims", str(rest[0])))
     elif kind == "config":
-        sections = [(str(rest[0]),), *([("margin_percent",)] if rest[0] == "slo" else [])]
+        sections.append((str(rest[0]),))
+        sections += [("margin_percent",)] if rest[0] == "slo" else []
     facts: dict[str, Any] = {"number": name, "about": list(found.of), "says": found.text}
     if kind in _MADE_FROM:
         facts["made_from"] = place.stored(f"{base}/{_MADE_FROM[kind]}")

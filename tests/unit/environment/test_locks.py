@@ -53,13 +53,19 @@ def test_locks_break_no_rule_about_versions(name: str, cuda: str) -> None:
     assert findings(record, Needs(kind="gpus", connectors=("lmcache", "nixl"))) == []
 
 
-def test_the_installed_reference_breaks_no_rule_on_eight_gpus() -> None:
-    # What the probe found of the environment that the workflow made from this lock; machine and driver are kept ones.
-    software = json.loads((KEPT / "software-cuda-lmcache-0.3.10.json").read_text(encoding="utf-8"))
-    packages = {locked.name: locked.version for locked in read_lock(ENVS / CUDA[0])}
+@pytest.mark.parametrize(
+    ("lock", "rules"),
+    # vLLM 0.32 may use its second model runner, under which the reference's connector loads nothing: that is said.
+    [("cuda-lmcache-0.3.10", []), ("cuda", ["lmcache-runner"])],
+)
+def test_the_installed_locks_break_no_other_rule_on_eight_gpus(lock: str, rules: list[str]) -> None:
+    # What the probe found of the environments that the workflow made from the locks; machine and driver are kept ones.
+    software = json.loads((KEPT / f"software-{lock}.json").read_text(encoding="utf-8"))
+    packages = {locked.name: locked.version for locked in read_lock(ENVS / f"serving-{lock}.lock")}
     assert software["packages"] == packages
-    assert software["nixl"]["usable"] and software["missing_symbols"] == {"lmcache": [], "vllm": []}
-    assert findings(eight_gpus() | {"software": software}, eight_gpu_needs()) == []
+    assert "UCX" in software["nixl"]["usable"] and software["missing_symbols"] == {"lmcache": [], "vllm": []}
+    record = eight_gpus() | {"software": software}
+    assert [finding.rule for finding in findings(record, eight_gpu_needs())] == rules
 
 
 class _OldConfig:
