@@ -268,7 +268,7 @@ def about(sample: Sample) -> dict[str, Any]:
         "metric": sample.metric,
         "layout": sample.layout.name,
         "kind": sample.layout.kind,
-        "budget": sample.layout.occupies,
+        "budget": sample.layout.budget,
         "concurrency": sample.concurrency,
         "valid": sample.valid,
         "requests": sample.requests,

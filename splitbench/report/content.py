@@ -303,7 +303,7 @@ def _cell_row(
         cell_id=cell_id,
         layout=layout.name,
         kind=layout.kind,
-        budget=layout.occupies,
+        budget=layout.budget,
         load=load,
         run=f"{row['restart']}-{row['repeat']}",
         completed=f"{count:,} of {total:,}",
