@@ -188,6 +188,17 @@ def _claim_checks(experiment: Experiment) -> list[tuple[Location, str, str]]:
                     problems.append(
                         ((*place, key), f"no layout '{given}'", f"use one of: {', '.join(known)}")
                     )
+            arms = [experiment.layouts[n] for n in (test.layout, test.reference) if n in experiment.layouts]
+            shared = any(engine.share is not None for arm in arms for engine in arm.engines())
+            if shared and len({len({d for e in arm.engines() for d in e.devices}) for arm in arms}) > 1:
+                problems.append(
+                    (
+                        (*place, "reference"),
+                        f"'{test.layout}' and '{test.reference}' occupy different numbers of GPUs, "
+                        "and engines of one share them",
+                        "compare a layout whose engines share GPUs only within its budget",
+                    )
+                )
             for key in ("workload", "other_workload"):
                 given = getattr(test, key)
                 if given is not None and given not in experiment.workloads:

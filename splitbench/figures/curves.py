@@ -268,7 +268,7 @@ def about(sample: Sample) -> dict[str, Any]:
         "metric": sample.metric,
         "layout": sample.layout.name,
         "kind": sample.layout.kind,
-        "budget": sample.layout.budget,
+        "budget": sample.layout.occupies,
         "concurrency": sample.concurrency,
         "valid": sample.valid,
         "requests": sample.requests,

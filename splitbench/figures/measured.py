@@ -30,6 +30,7 @@ CELL_COLUMNS = (
     "first_token",
     "budget_kind",
     "budget",
+    "share",
     "workload",
     "concurrency",
     "restart",
@@ -41,17 +42,26 @@ CHECK_COLUMNS = ("cell_id", "check", "outcome", "reason")
 
 @dataclass(frozen=True)
 class Layout:
-    """What of a layout a figure tells apart; `first_token` is None where only one engine could make it."""
+    """What of a layout a figure tells apart; `first_token` is None where only one engine could make it.
+
+    `share` says how engines share accelerators ("mps 50+50", "time-sliced"); None where they do not.
+    """
 
     name: str
     kind: Kind
     budget: str
     first_token: str | None
+    share: str | None = None
+
+    @property
+    def occupies(self) -> str:
+        """The budget, and how it is shared: what is printed; layouts are grouped by `budget`."""
+        return f"{self.budget}, {self.share}" if self.share else self.budget
 
     @property
     def words(self) -> str:
-        """Name, kind and budget, as panel titles and legends print them."""
-        return f"{self.name} ({KIND_WORDS[self.kind]}, {self.budget})"
+        """Name, kind, budget and share, as panel titles and legends print them."""
+        return f"{self.name} ({KIND_WORDS[self.kind]}, {self.occupies})"
 
     @property
     def first_from_prefiller(self) -> bool:
@@ -307,6 +317,7 @@ class Measured:
                 kind=kind,
                 budget=str(Budget(kind=row["budget_kind"], count=int(row["budget"]))),
                 first_token=first if isinstance(first, str) else None,
+                share=share if isinstance(share := row.get("share"), str) else None,
             )
             found[layout.name] = ((KINDS.index(kind), int(row["budget"]), layout.name), layout)
         absent = [name for name in names if name not in found]

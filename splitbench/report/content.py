@@ -303,7 +303,7 @@ def _cell_row(
         cell_id=cell_id,
         layout=layout.name,
         kind=layout.kind,
-        budget=layout.budget,
+        budget=layout.occupies,
         load=load,
         run=f"{row['restart']}-{row['repeat']}",
         completed=f"{count:,} of {total:,}",

@@ -110,6 +110,16 @@ def claim_card(claim: Mapping[str, Any], words: Words) -> dict[str, Any]:
         "class": _CLASSES[claim["outcome"]],
         "reads": words(f"reads_{claim['reads']}") if undecided else "",
         "mixed": any(test["mixed_content"] for test in claim["tests"]),
+        "other_budget": list(
+            dict.fromkeys(
+                words(
+                    "other_budget",
+                    arms="; ".join(f"{name} {words.budget(b)}" for name, b in test["budgets"].items()),
+                )
+                for test in claim["tests"]
+                if test["budgets"]
+            )
+        ),
         "rows": [_evidence(test, figure, words) for test in claim["tests"] for figure in test["figures"]],
     }
 

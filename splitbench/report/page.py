@@ -93,7 +93,8 @@ def _sentence(effect: Effect, words: Words) -> dict[str, Any]:
 
 
 def _growth(growth: Growth, words: Words) -> dict[str, Any]:
-    arm = {"name": growth.layout.name, "kind": words(f"kind_{growth.layout.kind}")}
+    kind, share = words(f"kind_{growth.layout.kind}"), growth.layout.share
+    arm = {"name": growth.layout.name, "kind": f"{kind}, {share}" if share else kind}
     if growth.low is None or growth.high is None or growth.factor is None:
         why = growth.why_not or words("no_value")
         return {**arm, "text": words("no_comparison", why=why), "factor": ""}
@@ -160,7 +161,7 @@ def _facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
 
 
 def _plan(plan: Any) -> dict[str, Any]:
-    layout = Layout(plan.layout, plan.kind, str(plan.budget), plan.first_token)
+    layout = Layout(plan.layout, plan.kind, str(plan.budget), plan.first_token, plan.budget.share)
     return {
         "words": layout.words,
         "connector": plan.connector or "",

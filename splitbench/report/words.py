@@ -69,6 +69,7 @@ _EN = {
     "test": "Test",
     "value": "Value",
     "outcome": "Outcome",
+    "other_budget": "Not of one budget: {arms}.",
     "mixed_content": "TTFTs of these layouts differ in content: the first token comes from the prefiller in one only.",
     "seen": "What was seen",
     "no_growth": "No budget holds cells at two concurrencies, so there is no growth with load to state.",
@@ -199,6 +200,7 @@ _JA = {
     "test": "検証",
     "value": "値",
     "outcome": "結果",
+    "other_budget": "同じ予算ではない: {arms}。",
     "mixed_content": "これらの構成の TTFT は内容が異なる: 片方だけがプリフィル側から最初のトークンを返す。",
     "seen": "観測されたこと",
     "no_growth": "2 つの同時実行数がそろった予算がないため、負荷による変化は述べられない。",
@@ -301,8 +303,9 @@ class Words:
         return text.format(**facts) if facts else text
 
     def budget(self, text: str) -> str:
-        """`4 GPUs`, `2 cores` in this language."""
+        """`4 GPUs`, `2 cores`, `1 GPU, mps 50+50` in this language."""
         if self.language == "en":
             return text
-        count, _, noun = text.partition(" ")
-        return f"{count} {'コア' if noun.startswith('core') else 'GPU'}"
+        budget, _, share = text.partition(", ")
+        count, _, noun = budget.partition(" ")
+        return f"{count} {'コア' if noun.startswith('core') else 'GPU'}" + (f"、{share}" if share else "")

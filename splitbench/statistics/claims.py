@@ -17,7 +17,7 @@ import numpy as np
 from splitbench.experiment.claims import Claim, ClaimTest
 from splitbench.statistics.bootstrap import crossing_quantile, paired_differences, paired_mean_difference
 from splitbench.statistics.compare import Compared, compared, finite, from_difference, level_of
-from splitbench.statistics.pools import Pools, values_of
+from splitbench.statistics.pools import Arm, Pools, values_of
 from splitbench.statistics.quantiles import Gate, Interval, sample_gate
 from splitbench.statistics.slo import mean_with_interval
 from splitbench.statistics.steps import count_steps
@@ -85,10 +85,16 @@ def _judged(test: ClaimTest, pools: Pools, margin: float) -> Found:
     return {
         **test.model_dump(mode="json", exclude_none=True),
         "mixed_content": mixed,
+        "budgets": {arm.name: arm.occupies for arm in arms} if _apart(arms) else {},
         "outcome": join([figure["outcome"] for figure in figures]),
         "reads": join([figure["reads"] for figure in figures]),
         "figures": figures,
     }
+
+
+def _apart(arms: Sequence[Arm]) -> bool:
+    """Whether layouts occupy different budgets: one would win by having more."""
+    return len({(arm.budget_kind, arm.budget) for arm in arms}) > 1
 
 
 def _figure(test: ClaimTest, metric: str, outcome: str, reads: str, **facts: Any) -> Found:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from splitbench.serving.plan import Budget
 from splitbench.statistics.clusters import Clustered, ClusteredReading, clustered_quantile
 from splitbench.statistics.quantiles import Floats
 
@@ -26,6 +27,13 @@ class Arm:
     budget_kind: Literal["cores", "gpus"]
     budget: int
     first_token: str | None
+    share: str | None = None
+
+    @property
+    def occupies(self) -> str:
+        """Budget, and how engines share it: `4 GPUs`, `1 GPU, time-sliced`."""
+        budget = str(Budget(kind=self.budget_kind, count=self.budget))
+        return f"{budget}, {self.share}" if self.share else budget
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,14 @@ class Pools:
             groups.setdefault((row["workload"], row["layout"], float(load)), []).append(row)
             self.arms.setdefault(
                 row["layout"],
-                Arm(row["layout"], row["kind"], row["budget_kind"], int(row["budget"]), row["first_token"]),
+                Arm(
+                    row["layout"],
+                    row["kind"],
+                    row["budget_kind"],
+                    int(row["budget"]),
+                    row["first_token"],
+                    row.get("share"),
+                ),
             )
             for tokens, key in ((self.input_tokens, "input"), (self.output_tokens, "output")):
                 if row.get(f"{key}_tokens_asked") is not None:

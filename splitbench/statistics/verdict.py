@@ -71,6 +71,7 @@ def verdicts(
         for reference, layout in pairs(pools, workload):
             case = _Case(pools, workload, reference, layout, limits, margin_percent / 100)
             told = [dict(entry) for entry in asymmetries if _concerns(entry, reference, layout)]
+            told += shares(reference, layout)
             found.append(case.record() | {"asymmetries": told})
         pools.release(workload)
     return found
@@ -80,6 +81,14 @@ def _concerns(entry: Mapping[str, Any], reference: Arm, layout: Arm) -> bool:
     if "layouts" in entry:
         return {reference.name, layout.name} <= set(entry["layouts"])
     return bool(entry["budget"] == str(Budget(kind=layout.budget_kind, count=layout.budget)))
+
+
+def shares(*arms: Arm) -> list[dict[str, Any]]:
+    """What to say beside a comparison of layouts that do not have their accelerators in the same way."""
+    if len({arm.share for arm in arms}) == 1:
+        return []
+    how = "; ".join(f"{arm.name} {arm.share or 'an engine per accelerator'}" for arm in arms)
+    return [{"layouts": [arm.name for arm in arms], "reason": f"share of the accelerators: {how}"}]
 
 
 def pairs(pools: Pools, workload: str) -> list[tuple[Arm, Arm]]:
@@ -169,6 +178,7 @@ class _Case:
             "budget": {"kind": self.reference.budget_kind, "count": self.reference.budget},
             "reference": self.reference.name,
             "reference_kind": self.reference.kind,
+            "shares": {arm.name: arm.share for arm in (self.reference, self.layout)},
             "layout": self.layout.name,
             "load": load,
             "outcome": outcome,

@@ -27,6 +27,17 @@ def test_aggregated_comes_before_pd_and_small_before_large() -> None:
     assert layout(measured(), "agg-tp4").words == "agg-tp4 (aggregated, 4 GPUs)"
 
 
+def test_how_accelerators_are_shared_is_named_but_not_another_budget() -> None:
+    found = tables()
+    found["cells"]["share"] = ["mps 50+50" if name == "pd-tp2" else None for name in found["cells"]["layout"]]
+    m = Measured.from_frames(found["cells"], found["requests"], found["tokens"], found["checks"])
+    shared = layout(m, "pd-tp2")
+    assert shared.words == "pd-tp2 (PD, 4 GPUs, mps 50+50)"
+    assert shared.occupies == "4 GPUs, mps 50+50"
+    assert shared.budget == layout(m, "agg-tp4").budget == "4 GPUs"
+    assert layout(m, "agg-tp4").words == "agg-tp4 (aggregated, 4 GPUs)"
+
+
 def test_failed_requests_give_no_latency() -> None:
     m = measured(invalid=(("pd-tp2", 8),))
     (sample,) = m.samples("long", layout(m, "pd-tp2"), 8, "itl_ms")

@@ -181,6 +181,19 @@ def test_one_line_names_file_key_and_mend(
     assert all(line.startswith(str(file)) for line in lines)
 
 
+def test_a_layout_that_shares_gpus_is_claimed_to_win_only_within_its_budget(tmp_path: Path) -> None:
+    test = {"metric": "itl_ms", "relation": "lower", "workload": "long", "layout": "one", "reference": "tp"}
+    config = changed("layouts/one", one_gpu("time-sliced", "time-sliced"))
+    config |= {"claims": {"it": {"says": "it is so", "tests": [test]}}}
+    with pytest.raises(UserError) as caught:
+        load_experiment(config)
+    assert "claims.it.tests" in str(caught.value)
+    assert "'one' and 'tp' occupy different numbers of GPUs" in str(caught.value)
+    assert "only within its budget" in str(caught.value)
+    config["layouts"]["tp"] = {"kind": "aggregated", "gpus": [0]}
+    load_experiment(config)
+
+
 def test_the_good_config_is_good() -> None:
     experiment = load_experiment(GOOD)
     assert [engine.devices for engine in experiment.layouts["pd"].engines()] == [[0], [1]]

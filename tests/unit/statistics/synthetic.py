@@ -16,7 +16,9 @@ ARMS = {
     "pd4": ("pd", 4, "decoder"),
     "agg8": ("aggregated", 8, None),
     "pd8": ("pd", 8, "prefiller"),
+    "pd4-shared": ("pd", 4, "decoder"),
 }
+SHARES = {"pd4-shared": "mps 50+50"}
 Values = Callable[[str, str, float, str, np.random.Generator, int], np.ndarray]
 
 
@@ -49,6 +51,7 @@ def pools(
                                 "kind": kind,
                                 "budget_kind": "gpus",
                                 "budget": budget,
+                                "share": SHARES.get(layout),
                                 "first_token": first,
                                 "workload": workload,
                                 "input_tokens_asked": tokens,

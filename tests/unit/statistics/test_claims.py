@@ -41,6 +41,15 @@ ITL = {"metric": "itl_ms", "layout": "pd4"}
 PAIR = {**ITL, "reference": "agg4", "concurrency": 32}
 
 
+def test_a_claim_across_budgets_says_so():
+    found = pools(flat(20, 10), layouts=("agg4", "pd4", "agg8", "pd4-shared"), loads=[32], requests=1000)
+    test = {**ITL, "relation": "lower", "concurrency": 32}
+    result = judged(found, {**test, "reference": "agg4"}, {**test, "reference": "agg8"})
+    assert [one["budgets"] for one in result["tests"]] == [{}, {"pd4": "4 GPUs", "agg8": "8 GPUs"}]
+    result = judged(found, {**test, "layout": "pd4-shared", "reference": "agg8"})
+    assert result["tests"][0]["budgets"]["pd4-shared"] == "4 GPUs, mps 50+50"
+
+
 @pytest.mark.parametrize(
     ("relation", "yes", "no"),
     [

@@ -186,6 +186,17 @@ def test_only_equal_budgets_are_compared_and_asymmetries_go_beside():
     assert pairs["agg8", "pd8"]["asymmetries"] == []
 
 
+def test_a_shared_accelerator_is_named_beside_the_verdict():
+    found = pools(by_layout(steady(20), steady(10)), layouts=("agg4", "pd4", "agg8", "pd4-shared"))
+    pairs = {(v["reference"], v["layout"]): v for v in verdicts(found, SLO, 5)}
+    assert set(pairs) == {("agg4", "pd4"), ("agg4", "pd4-shared")}
+    assert pairs["agg4", "pd4"]["asymmetries"] == []
+    shared = pairs["agg4", "pd4-shared"]
+    assert shared["shares"] == {"agg4": None, "pd4-shared": "mps 50+50"}
+    (told,) = shared["asymmetries"]
+    assert told["reason"] == "share of the accelerators: agg4 an engine per accelerator; pd4-shared mps 50+50"
+
+
 def test_ttfts_of_different_content_are_not_compared():
     found = pools(by_layout(steady(20), steady(10)), layouts=("agg8", "pd8"))
     verdict = one(verdicts(found, {"itl_ms": None, "ttft_ms": 100, "percentile": 99}, 5))
