@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # The kernel takes 107 bytes for the path of a Unix socket. The longest name that is put in here is LMCache's
-# (engine_<uuid>_dp<N>_service_lookup_lmcache_rpc_port_<engine><rank>), 90 bytes, and its version 0.3 does not shorten it.
+# (engine_<uuid>_dp<N>_service_lookup_lmcache_rpc_port_<engine><rank>): 90 bytes, never shortened by its version 0.3.
 # So not in the state folder, whose path the user chooses, and not in TMPDIR.
 TEMPORARY = Path(os.sep, "tmp")
 _PREFIX = "sb-"
