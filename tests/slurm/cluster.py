@@ -128,14 +128,18 @@ class Machine:
         limit_s: float = 240,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on this machine to its end."""
-        done = subprocess.run(
-            [*self._prefix(folder), *command],
-            env=_environment(env),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*self._prefix(folder), *command],
+                env=_environment(env),
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            told = b"".join(each for each in (late.stdout, late.stderr) if each)
+            raise AssertionError(f"{self.name}: {command}: {told.decode()[-4000:]}") from late
         assert done.returncode == 0 or not check, f"{self.name}: {command}: {done.stdout}{done.stderr}"
         return done
 

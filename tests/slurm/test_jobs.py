@@ -26,22 +26,30 @@ def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(
     del config["workloads"]["long"]
     config["layouts"]["agg"] = {"kind": "aggregated", "cores": [0, 1]}  # as many as PD: a pair to compare
     campaign = Campaign(cluster, tmp_path, config)
-    done = cluster.head.run(
-        [
-            *(sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")),
-            *("--configfile", str(campaign.file)),
-            *("--workflow-profile", str(REPOSITORY / "profiles" / "slurm-jobs")),
-            # The profile's pace is for real clusters.
-            *("--latency-wait", "10", "--seconds-between-status-checks", "1"),
-            *("--slurm-init-seconds-before-status-checks", "1", "statistics"),
-        ],
-        folder=tmp_path,
-        env={"SPLITBENCH_STORE": str(tmp_path / "store"), "PYTHONPATH": str(REPOSITORY)},
-        check=False,
-        limit_s=300,
-    )
-    told = done.stdout + done.stderr + cluster.told()
-    assert done.returncode == 0, told
+    workflow = [
+        *(sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")),
+        *("--configfile", str(campaign.file)),
+    ]
+    here = ["--workflow-profile", str(REPOSITORY / "profiles" / "default"), "--cores", "2"]
+    # The profile's pace is for real clusters.
+    pace = ["--latency-wait", "10", "--seconds-between-status-checks", "1"]
+    pace += ["--slurm-init-seconds-before-status-checks", "1"]
+    jobs = ["--workflow-profile", str(REPOSITORY / "profiles" / "slurm-jobs"), *pace]
+    # What comes before and after the cells needs no node of its own in a test: a job takes seconds to come and go.
+    for command in (
+        [*workflow, *here, "--until", "check", "--", "cells"],
+        [*workflow, *jobs, "--", "cells"],
+        [*workflow, *here, "--", "statistics"],
+    ):
+        done = cluster.head.run(
+            command,
+            folder=tmp_path,
+            env={"SPLITBENCH_STORE": str(tmp_path / "store"), "PYTHONPATH": str(REPOSITORY)},
+            check=False,
+            limit_s=300,
+        )
+        told = done.stdout + done.stderr + cluster.told()
+        assert done.returncode == 0, told
     assert wait_for_empty_nodes(cluster, 20) < 20
     records = campaign.records()
     planned = {cell.cell_id: cell.digest for cell in Workflow(config, sources=False).cells.all}
