@@ -41,7 +41,7 @@ class DamagedError(UserError, ValueError):
 
 
 # What code that trusts a file's shape raises where the file has another one.
-_OF_SHAPE = (
+OF_SHAPE = (
     LookupError,
     TypeError,
     ValueError,
@@ -71,7 +71,7 @@ def damage(where: str, mend: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (*_OF_SHAPE, OSError) as error:
+    except (*OF_SHAPE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's, not the file's
         what = f"{type(error).__name__}: {str(error)[:300]}"
@@ -80,3 +80,5 @@ def damage(where: str, mend: str) -> Iterator[None]:
 
 PARTS = ("parts/ and tables/ of the results", "delete both folders, and they are made again from the cells")
 """Where and mend of `damage` for whoever reads the tables."""
+ARCHIVE = ("the archive or the results", "run `splitbench verify` on it, or copy it again")
+"""The same for whoever reads an archive."""

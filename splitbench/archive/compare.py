@@ -20,7 +20,7 @@ from splitbench.archive.bag import PAYLOAD
 from splitbench.archive.unpack import LIMITS, Limits, gunzip_all
 from splitbench.archive.verify import unpacked
 from splitbench.environment.probe import compared
-from splitbench.errors import UserError
+from splitbench.errors import ARCHIVE, UserError, damage
 from splitbench.figures.measured import Measured, Metric
 from splitbench.files import read_json
 from splitbench.report.content import Effect, effects
@@ -128,6 +128,7 @@ class _Side:
         return next((word for word in ("invalid", "warn") if word in found), "ok")
 
 
+@damage(*ARCHIVE)
 def compare(a: Path, b: Path, limits: Limits = LIMITS) -> Comparison:
     """Compare two archives.
 

@@ -13,7 +13,7 @@ import yaml
 
 from splitbench.archive.place import Place
 from splitbench.environment.probe import environment_digest
-from splitbench.errors import UserError
+from splitbench.errors import ARCHIVE, UserError, damage
 from splitbench.files import digest
 
 RAW = (
@@ -81,6 +81,7 @@ class Trace:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+@damage(*ARCHIVE)
 def trace(place: Place, name: str) -> Trace:
     """Trace one file.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from splitbench.archive.bag import PAYLOAD, check_bag, payload_files, write_zip, zip_order
 from splitbench.archive.rederive import check_derived
 from splitbench.archive.unpack import LIMITS, Limits, gunzip_all, opened, unpack
-from splitbench.errors import UserError
+from splitbench.errors import ARCHIVE, OF_SHAPE, UserError, damage
 
 Say = Callable[[str], None]
 
@@ -66,7 +66,7 @@ def verify(path: Path, say: Say = lambda line: None, limits: Limits = LIMITS) ->
             gunzip_all(bag / PAYLOAD / "results", limits)
             for line in check_derived(bag / PAYLOAD, lambda n, w: verdict.differs.append((n, w))):
                 _pass(verdict, line, say)
-        except (KeyError, ValueError, TypeError, OSError) as error:
+        except (*OF_SHAPE, OSError) as error:
             verdict.differs.append((path.name, f"can't be derived again ({type(error).__name__}: {error})"))
     return verdict
 
@@ -148,6 +148,7 @@ def _member_at(path: Path, at: int) -> str:
     return "the zip's end record"
 
 
+@damage(*ARCHIVE)
 def restore(path: Path, folder: Path, limits: Limits = LIMITS) -> Path:
     """Unpack an archive's payload into a new folder, raw files decompressed, so that snakemake can go on.
 
