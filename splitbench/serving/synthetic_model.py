@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitbench.errors import UserError
 from splitbench.files import digest, read_json, sha256_file, write_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 RECORD = "synthetic-model.json"
 # Part of the digest: raise it when the same spec gives other bytes.
@@ -52,8 +54,6 @@ _HEAD_GAIN = 3.0
 _RESIDUAL = frozenset({"o_proj", "down_proj"})
 # Above this the weights go into several files, which are made side by side.
 _SHARD_BYTES = 1_200_000_000
-# Weights are made in pieces that stay in a core's cache; even, since one number of the generator gives two weights.
-_PIECE = 1 << 18
 
 
 class SyntheticModel(BaseModel):
@@ -176,22 +176,8 @@ def _matrices(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, int], floa
         for name, shape in shapes.items():
             matrix = name.split(".")[1]
             gain = _GAINS[matrix] * ((spec.residual_gain or 1.0) if matrix in _RESIDUAL else 1.0)
-            yield f"model.layers.{layer}.{name}.weight", shape, gain / float(np.sqrt(shape[1]))
-    yield "lm_head.weight", (spec.vocabulary, hidden), _HEAD_GAIN / float(np.sqrt(hidden))
-
-
-def _uniform(seed: int, name: str, count: int, std: float) -> Iterator[npt.NDArray[np.float32]]:
-    """Random weights from raw generator bits, piece by piece: stable between numpy's versions, as distributions
-    are not.
-    """
-    bits = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
-    width = np.float32(std * np.sqrt(3.0))  # gives a uniform distribution the wanted deviation
-    for begin in range(0, count, _PIECE):
-        size = min(_PIECE, count - begin)
-        raw = bits.random_raw((size + 1) // 2).astype("<u8", copy=False).view("<u4")[:size]
-        # 24 bits are what a float32 holds exactly.
-        unit = (raw >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-        yield unit * width
+            yield f"model.layers.{layer}.{name}.weight", shape, gain / math.sqrt(shape[1])
+    yield "lm_head.weight", (spec.vocabulary, hidden), _HEAD_GAIN / math.sqrt(hidden)
 
 
 def _tensors(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, ...], float]]:
@@ -203,32 +189,6 @@ def _tensors(spec: SyntheticModel) -> Iterator[tuple[str, tuple[int, ...], float
     yield "model.norm.weight", (spec.hidden_size,), 0.0
 
 
-def _pieces(spec: SyntheticModel, name: str, shape: tuple[int, ...], std: float) -> Iterator[bytes]:
-    """A tensor's bytes as they stand in the file."""
-    if std == 0.0:
-        yield _encoded(np.ones(shape, dtype=np.float32), spec.dtype)
-        return
-    count, width = int(np.prod(shape)), shape[1]
-    # A logit of 0 is never the highest: no answer ends early.
-    silent = special_tokens(spec)[0] * width if name == "lm_head.weight" else count
-    begin = 0
-    for piece in _uniform(spec.seed, name, count, std):
-        piece[max(0, silent - begin) :] = 0.0
-        begin += piece.size
-        yield _encoded(piece, spec.dtype)
-
-
-def _encoded(weights: npt.NDArray[np.float32], dtype: str) -> bytes:
-    if dtype == "float32":
-        return weights.astype("<f4", copy=False).tobytes()
-    if dtype == "float16":
-        return weights.astype("<f2").tobytes()
-    bits = weights.astype("<f4", copy=False).view("<u4")
-    # bfloat16 is the upper half of a float32, rounded to nearest, ties to even.
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype("<u2").tobytes()
-
-
 Tensor = tuple[str, tuple[int, ...], float]
 
 
@@ -238,7 +198,7 @@ def _write_weights(spec: SyntheticModel, folder: Path) -> dict[str, str]:
     shards: list[list[Tensor]] = [[]]
     held = 0
     for tensor in _tensors(spec):
-        amount = size * int(np.prod(tensor[1]))
+        amount = size * math.prod(tensor[1])
         if held and held + amount > _SHARD_BYTES:
             shards.append([])
             held = 0
@@ -265,18 +225,25 @@ def _write_shard(spec: SyntheticModel, tensors: list[Tensor], path: Path) -> str
 
     Its Python package's function for this takes other arguments from version to version. Returns the sha256.
     """
+    # numpy takes its time to load, and every job of the workflow loads this module for the spec.
+    from splitbench.serving.synthetic_weights import pieces
+
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
     for name, shape, _ in tensors:
-        end = offset + int(np.prod(shape)) * (4 if spec.dtype == "float32" else 2)
+        end = offset + math.prod(shape) * (4 if spec.dtype == "float32" else 2)
         header[name] = {"dtype": names[spec.dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the tensors on an 8-byte boundary
     checksum = hashlib.sha256()
     with path.open("wb") as handle:
-        bodies = (body for tensor in tensors for body in _pieces(spec, *tensor))
+        bodies = (
+            body
+            for tensor in tensors
+            for body in pieces(*tensor, seed=spec.seed, dtype=spec.dtype, silent=special_tokens(spec)[0])
+        )
         for body in chain([len(text).to_bytes(8, "little") + text], bodies):
             checksum.update(body)
             handle.write(body)
@@ -353,6 +320,8 @@ def _texts(spec: SyntheticModel) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """The weights of a model folder as float32, whatever they are stored as and in how many files."""
+    from splitbench.serving.synthetic_weights import decoded
+
     found: dict[str, npt.NDArray[np.float32]] = {}
     for file in sorted(path.glob("model*.safetensors")):
         data = file.read_bytes()
@@ -363,13 +332,5 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[np.float32]]:
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            found[name] = _decoded(body[begin:end], entry["dtype"]).reshape(entry["shape"])
+            found[name] = decoded(body[begin:end], entry["dtype"]).reshape(entry["shape"])
     return found
-
-
-def _decoded(part: memoryview, dtype: str) -> npt.NDArray[np.float32]:
-    if dtype == "F32":
-        return np.frombuffer(part, dtype="<f4")
-    if dtype == "F16":
-        return np.frombuffer(part, dtype="<f2").astype(np.float32)
-    return (np.frombuffer(part, dtype="<u2").astype("<u4") << np.uint32(16)).view("<f4")

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit
-from scipy.stats import t
+from scipy.special import expit, logit, stdtrit
 
 from splitbench.statistics.clusters import Clustered
 from splitbench.statistics.quantiles import Distribution, Floats, Gate, Interval, sample_gate
@@ -44,7 +43,7 @@ def interval_of_draws(estimate: float, draws: Floats, units: int, confidence: fl
     """Interval around an estimate from the spread of its draws and Student's t for the number of units."""
     if units < 2 or not math.isfinite(estimate) or not np.isfinite(draws).all():
         return Interval(-math.inf, math.inf, confidence)
-    reach = float(t.ppf((1 + confidence) / 2, units - 1) * np.std(draws, ddof=1))
+    reach = float(stdtrit(units - 1, (1 + confidence) / 2) * np.std(draws, ddof=1))
     return Interval(estimate - reach, estimate + reach, confidence)
 
 

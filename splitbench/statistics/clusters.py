@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import beta, t
+from scipy.special import betaincinv, stdtrit  # of Student's t and beta; scipy.stats takes a second to load
 
 from splitbench.statistics.quantiles import Distribution, Floats, Gate, Interval, sample_gate
 
@@ -89,7 +89,7 @@ class Effective(NamedTuple):
 
 def _price(units: int, n: float) -> float:
     """Factor that widens an interval as Student's t does with one degree of freedom per unit less one."""
-    return float((t.ppf(0.975, max(n - 1, 1)) / t.ppf(0.975, units - 1)) ** 2)
+    return float((stdtrit(max(n - 1, 1), 0.975) / stdtrit(units - 1, 0.975)) ** 2)
 
 
 def effective_size(hits: Floats, totals: Floats) -> Effective:
@@ -121,8 +121,8 @@ def share_interval(known: Effective, confidence: float = 0.95) -> Interval:
         return Interval(0.0, 1.0, confidence)
     tail, step = (1 - confidence) / 2, price / 2
     hits, misses = share * size, (1 - share) * size
-    low = float(beta.ppf(tail, hits + 0.5 - step, misses + 0.5 + step)) if hits > 0 else 0.0
-    high = float(beta.ppf(1 - tail, hits + 0.5 + step, misses + 0.5 - step)) if misses > 0 else 1.0
+    low = float(betaincinv(hits + 0.5 - step, misses + 0.5 + step, tail)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 0.5 + step, misses + 0.5 - step, 1 - tail)) if misses > 0 else 1.0
     return Interval(low, high, confidence)
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
 
 Floats = npt.NDArray[np.float64]
 Chunks = Callable[[], Iterable[Floats]]
@@ -283,6 +282,8 @@ def quantile_interval(values: Floats, p: float, confidence: float = 0.95) -> Int
     Each end's chance to miss is at most half of what the confidence leaves, for any continuous distribution;
     an end that the sample cannot give is infinite. For request-level metrics only: ITLs are not independent.
     """
+    from scipy.stats import binom  # takes a second to load, and every part's checks load this module
+
     n = len(values)
     tail = (1 - confidence) / 2
     # The l-th smallest lies above the quantile if fewer than l values lie below it: a binomial count.

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from splitbench.errors import UserError
 from splitbench.statistics.clusters import clustered_share
@@ -125,5 +125,5 @@ def mean_with_interval(values: Sequence[float], confidence: float = 0.95) -> tup
     mean = float(array.mean())
     if len(array) < 2:
         return mean, Interval(-math.inf, math.inf, confidence)
-    reach = float(t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array)))
+    reach = float(stdtrit(len(array) - 1, (1 + confidence) / 2) * array.std(ddof=1) / math.sqrt(len(array)))
     return mean, Interval(mean - reach, mean + reach, confidence)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import find_peaks
 
 from splitbench.statistics.bootstrap import SEED
 from splitbench.statistics.quantiles import Floats
@@ -72,6 +71,8 @@ def _width(values: Floats, spread: float) -> float:
 
 
 def _peaks(counts: np.ndarray, kernel: Floats) -> int:
+    from scipy.signal import find_peaks  # takes a second to load
+
     density = np.concatenate([[0.0], np.convolve(counts, kernel, mode="same"), [0.0]])
     peaks, found = find_peaks(density, prominence=_OF_HIGHEST * density.max())
     return max(1, int(np.count_nonzero(found["prominences"] >= _OF_ITSELF * density[peaks])))
