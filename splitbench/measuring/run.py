@@ -198,8 +198,9 @@ def _measure(
             reset_prefix_caches(session)
             warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
             client = _Client(session, cell, request.places.model, log, lost)
+            warmup_client_s = 0.0
             if cell.warmups:
-                client.run(cell.warmups, warmup_seed, None)
+                warmup_client_s = client.run(cell.warmups, warmup_seed, None)[1].seconds
             before = scrape(session)
             session_age_s = session.age_s
             around.begin()
@@ -244,6 +245,7 @@ def _measure(
                 "prompts_sha256": _prompts_sha256(log),
                 "seed": cell.seed,
                 "warmup_seed": warmup_seed,
+                "warmup_client_s": round(warmup_client_s, 3),
                 "session": {
                     "id": session.id,
                     "restart": cell.restart,

@@ -24,10 +24,17 @@ def flow(tmp_path: Path, stub: Path) -> Iterator[Flow]:
     assert not left, f"processes are left: {left}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, stub: Path) -> Flow:
-    """A working folder in which everything was run; tests may only look, or plan."""
+    """A working folder in which everything was run; tests may only look, or plan.
+
+    Its title and an engine's environment hold shell text, which would make a file `injected` if a shell read it.
+    """
     made = Flow(tmp_path_factory.mktemp("finished"), stub)
+    text = "$(touch injected) `touch injected` '; touch injected; '"
+    made.config = made.edited("title", text)
+    made.config["engine"]["env"]["NOTE"] = text
     done = made.run()
     assert done.returncode == 0, done.stdout + done.stderr
+    assert made.gone(5) == []
     return made
