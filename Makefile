@@ -7,14 +7,18 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Many tests wait for processes to start or end; on two cores a third process fills the gaps.
+TEST_PROCESSES ?= 3
 
 .PHONY: demo test check docs pages env lock bundle clean browser slurm
 
 demo: .venv/workflow.complete
 	$(BIN)/snakemake
 
-test: .venv/dev.complete check docs browser slurm
-	$(BIN)/python -m pytest
+test: .venv/dev.complete
+	$(MAKE) --no-print-directory -j2 check docs browser slurm
+	$(BIN)/python -m compileall -q splitbench
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
 
 check: .venv/dev.complete
 	$(BIN)/ruff check .
@@ -34,7 +38,8 @@ browser:
 	else echo "make browser: no Chromium, and this user may not install it; the page's test will be skipped"; fi
 
 # Debian starts its daemons after an install unless a policy forbids it; the tests start their own, with their own files.
-slurm:
+# After the other: apt works for one at a time.
+slurm: | browser
 	@if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -qq --no-install-recommends \
@@ -59,6 +64,7 @@ env: .venv/workflow.complete
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r envs/workflow.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/python -m compileall -q splitbench
 	touch $@
 
 .venv/dev.complete: .venv/workflow.complete envs/dev.lock

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,39 @@ from splitbench.serving.processes import marked
 # for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Their tests share a run of the whole workflow.
+_OF_A_FINISHED_RUN = ("test_archive.py", "test_environment.py", "test_rerun.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first."""
+    order = {"real": 0, "finished": 1}
+    items.sort(key=lambda item: order.get(_group(item.nodeid), 2 if "/workflow/" in item.nodeid else 3))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Over several processes (`-n`): what belongs together stays in one, in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False
+    return InGroups(config, log)
+
+
+def _group(nodeid: str) -> str:
+    """What a test shares: real engines, a finished run, its file's fixtures; others of the workflow nothing."""
+    file = Path(nodeid.partition("::")[0])
+    if file.parent.name == "real":
+        return "real"
+    if file.parent.name != "workflow":
+        return str(file)
+    return "finished" if file.name in _OF_A_FINISHED_RUN else nodeid
 
 
 @pytest.fixture

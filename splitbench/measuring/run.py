@@ -199,8 +199,9 @@ def _measure(
             reset_prefix_caches(session)
             warmup_seed = cell.seed ^ WARMUP_SEED_OFFSET
             client = _Client(session, cell, request.places.model, log, lost, view)
+            warmup_client_s = 0.0
             if cell.warmups:
-                client.run(cell.warmups, warmup_seed, None)
+                warmup_client_s = client.run(cell.warmups, warmup_seed, None)[1].seconds
             before = scrape(session)
             session_age_s = session.age_s
             around.begin()
@@ -245,6 +246,7 @@ def _measure(
                 "prompts_sha256": _prompts_sha256(log),
                 "seed": cell.seed,
                 "warmup_seed": warmup_seed,
+                "warmup_client_s": round(warmup_client_s, 3),
                 "session": {
                     "id": session.id,
                     "restart": cell.restart,

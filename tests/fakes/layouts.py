@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -16,13 +17,17 @@ STUB = Path(__file__).parent / "vllm_stub"
 REPOSITORY = Path(__file__).parents[2]
 
 
+_PORTS_EACH, _APART = 2700, 2750  # what counts on from a port still stays below the next process's
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that nobody holds now, from below the range that the kernel gives to outgoing connections."""
     found: list[int] = []
-    start = 20000 + (hash((sys.argv[0], id(found), socket.gethostname())) % 9000)
-    candidate = start
+    # Each of the processes that tests run in has ports of its own, or two would take the same ones at once.
+    first = 20000 + _APART * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4)
+    candidate = first + hash((sys.argv[0], id(found), socket.gethostname())) % _PORTS_EACH
     while len(found) < count:
-        candidate = candidate + 1 if candidate < 31000 else 20000
+        candidate = first + (candidate - first + 1) % _PORTS_EACH
         with socket.socket() as probe:
             try:
                 probe.bind(("0.0.0.0", candidate))

@@ -25,12 +25,19 @@ def flow(tmp_path: Path, stub: Path) -> Iterator[Flow]:
     assert not made.telling()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, stub: Path) -> Flow:
-    """A working folder in which everything was run; tests may only look, or plan."""
+    """A working folder in which everything was run; tests may only look, or plan.
+
+    Its title and an engine's environment hold shell text, which would make a file `injected` if a shell read it.
+    """
     made = Flow(tmp_path_factory.mktemp("finished"), stub)
-    made.config = made.edited("node/selftest_streams", [4])
+    text = "$(touch injected) `touch injected` '; touch injected; '"
+    made.config = made.edited("title", text)
+    made.config["node"]["selftest_streams"] = [4]
+    made.config["engine"]["env"]["NOTE"] = text
     done = made.run()
     assert done.returncode == 0, done.stdout + done.stderr
+    assert made.gone(5) == []
     assert not made.telling()
     return made

@@ -32,6 +32,15 @@ def test_everything_is_there_so_nothing_runs(finished: Flow) -> None:
     assert len(finished.status()) == 8
 
 
+def test_shell_text_in_values_stays_text(finished: Flow) -> None:
+    assert list(finished.folder.rglob("injected")) == []
+    assert not (REPOSITORY / "injected").exists()
+    page = (finished.results / "report.html").read_text(encoding="utf-8")
+    assert "$(touch" in page
+    plan = yaml.safe_load((finished.results / "plans" / "agg.json").read_text(encoding="utf-8"))
+    assert plan["engines"][0]["env"]["NOTE"] == finished.config["title"]
+
+
 def test_engine_facts_lie_beside_every_cell_and_in_the_tables(finished: Flow) -> None:
     cells = sorted(finished.results.glob("cells/*/*/*/*/engine_facts.json"))
     parts = sorted(finished.results.glob("parts/*/*/*/*"))
@@ -215,11 +224,13 @@ def test_a_copy_that_lost_its_metadata_runs_nothing(
     } == {}
 
 
-def test_a_reverted_edit_finds_its_results_again(flow: Flow) -> None:
-    assert flow.run("tables").returncode == 0
-    changed = flow.edited("workloads/short/output_tokens", 6)
-    assert flow.run("tables", config=changed).returncode == 0
-    assert flow.planned("tables") == {"tables": 1}
+def test_a_reverted_edit_finds_its_results_again(finished: Flow, tmp_path: Path) -> None:
+    copy = copied(finished, tmp_path)
+    changed = copy.edited("workloads/short/output_tokens", 6)
+    assert copy.planned("tables", config=changed) == {"cell": 4, "part": 4, "tables": 1}
+    assert copy.run("tables", config=changed).returncode == 0
+    assert copy.gone() == []
+    assert copy.planned("tables") == {"tables": 1}
 
 
 def test_a_deleted_result_runs_one_cell(finished: Flow, tmp_path: Path) -> None:
