@@ -30,3 +30,17 @@ rule figure:
         spec=figure_slice,
     script:
         "../scripts/figure.py"
+
+
+# `snakemake figures/itl_of_layouts-long` draws that one. A rule with a wildcard can be wanted by its files only, and these
+# lie below results/, so each figure has a rule that is named like it.
+for figure_name in flow.figure_names:
+
+    rule:
+        name:
+            f"figures/{figure_name}"
+        input:
+            flow.path(f"figures/{figure_name}.png"),
+        localrule: True
+        conda:
+            "../envs/workflow.yaml"

@@ -46,6 +46,8 @@ MACHINE = {
     },
 }
 
+CHECK = {"went_on": False, "stack": "made up", "expectations": [], "findings": []}
+
 
 def config(figures: str) -> dict[str, Any]:
     """The reference experiment, with all figures where asked."""
@@ -95,6 +97,8 @@ def make_cell(flow: Workflow, cell_id: str, folder: Path) -> dict[str, Any]:
     write_part("cells", [row], folder, row)
     checks = [{"check": "completion", "outcome": "ok", "reason": ""}]
     write_part("checks", checks, folder, row)
+    facts = [{"engine": "engine-0", "role": plan.kind, "fact": "enforce_eager", "value": "false"}]
+    write_part("engine_facts", facts, folder, row)
     requests = {
         "request": np.arange(n, dtype=np.int32),
         "ok": np.ones(n, bool),
@@ -136,7 +140,8 @@ def job(name: str, folder: Path, figures: str) -> None:
         slo = sections.pop("slo")
         write_statistics(folder / "cells.parquet", parts, slo, statistics, **sections)
     elif name == "report":
-        write_page(flow, parts, folder / "probe.json", statistics, "", folder / "report.html")
+        records = folder / "probe.json", folder / "check.json"
+        write_page(flow, parts, *records, statistics, "", folder / "report.html")
     else:
         write_one_figure(flow, name, parts, Path(flow.path(f"figures/{name}")))
 
@@ -183,6 +188,7 @@ def main() -> None:
                 pa.Table.from_pylist(rows, schema=TABLES["cells"].schema), folder / "cells.parquet"
             )
             (folder / "probe.json").write_text(json.dumps(MACHINE))
+            (folder / "check.json").write_text(json.dumps(CHECK))
             (folder / "parts.json").write_text(json.dumps({"parts": [str(part) for part in parts]}))
         begun = time.perf_counter()
         run(["statistics", *flow.figure_names], folder, arguments.figures)

@@ -72,11 +72,8 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
             ]
             for row in grid
         ]
-        short = METRIC_SHORT[metric]
-        title = (
-            spec.title
-            or f"{short} {'tail' if survival else 'CDF'} by concurrency (c), workload {spec.workload}"
-        )
+        what = _headed(metric, survival)
+        title = spec.title or f"{what} by concurrency (c), workload {spec.workload}"
         figure, axes = sheet(
             panels, title=title, key=_key(samples, extent, spec, survival), width_in=_width(spec)
         )
@@ -88,7 +85,7 @@ def by_concurrency(measured: Measured, spec: FigureSpec, *, metric: Metric, surv
                 if survival:
                     hatch_unsupported(ax, per_layout[layout.name])
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}: one panel per layout, "
+        f"{_form(survival)} of {METRIC_SHORT[metric]}, workload {spec.workload}: one panel per layout, "
         f"same axes, one line per concurrency c (requests in flight). "
         f"{samples_sentence(samples)} {left_out(samples, extent)}"
     )
@@ -131,9 +128,8 @@ def of_layouts(
             legend_entry(sample, sample.layout.words, strokes[sample.layout.name])
             for sample in per_metric[metrics[0]]
         ]
-        short = METRIC_SHORT[metrics[0]]
-        form = "tail" if survival else "CDF"
-        title = spec.title or f"{short} {form} of the layouts at c={concurrency}, workload {spec.workload}"
+        what = _headed(metrics[0], survival)
+        title = spec.title or f"{what} of the layouts at c={concurrency}, workload {spec.workload}"
         aside = spec.width == "page" and len(panels) > 1
         figure, axes = sheet(
             [panels] if aside else [[panel] for panel in panels],
@@ -151,7 +147,7 @@ def of_layouts(
                 hatch_unsupported(ax, per_metric[metric])
     first = per_metric[metrics[0]]
     caption = (
-        f"{_form(survival)} of {short}, workload {spec.workload}, at concurrency {concurrency}; "
+        f"{_form(survival)} of {METRIC_SHORT[metrics[0]]}, workload {spec.workload}, at concurrency {concurrency}; "
         f"colour is the budget, line style the kind. "
         f"{samples_sentence(first)} {left_out(samples, extent)}"
     )
@@ -175,6 +171,12 @@ def _handing_off(layouts: Sequence[Layout], spec: FigureSpec) -> list[Layout]:
             mend="leave this figure out",
         )
     return found
+
+
+def _headed(metric: Metric, survival: bool) -> str:
+    """`ITL CDF`, `Time to second token tail`: the beginning of a title."""
+    short = METRIC_SHORT[metric]
+    return f"{short[0].upper()}{short[1:]} {'tail' if survival else 'CDF'}"
 
 
 def _panel_title(metric: Metric, layouts: Sequence[Layout], mixed: bool) -> str:

@@ -24,6 +24,7 @@ from splitbench.figures.style import BUDGET_COLOURS, SLO_COLOUR, styled
 # A gap this many times the cell's median is a spike: far above what batching alone does to a decode step.
 SPIKE = 3.0
 _STARTS_SHOWN = 12
+_WAITS_IN_WINDOW = 6.0
 _CALM, _SPIKED, _WAIT, _DECODE = "#8a8f98", BUDGET_COLOURS[1], BUDGET_COLOURS[0], "#d3d7dc"
 
 
@@ -66,7 +67,7 @@ def timeline(measured: Measured, spec: FigureSpec) -> Drawn:
         layouts = [*aggregated[:1], *others[:1]] if aggregated and others else layouts[:2]
     concurrency = spec.concurrency or measured.highest_shared(spec.workload, layouts, valid=True)
     lines = [_timeline(measured, spec, layout, concurrency) for layout in layouts]
-    windows = [spec.time_window_s or _busy(line) for line in lines]
+    windows = [spec.time_window_s] * len(lines) if spec.time_window_s else _busy(lines)
     with styled():
         side_by_side = len(lines) > 1 and spec.width != "column"
         top = [Panel(f"{line.layout.words}{'' if line.valid else ': INVALID cell'}") for line in lines]
@@ -144,15 +145,27 @@ def _timeline(measured: Measured, spec: FigureSpec, layout: Layout, concurrency:
     )
 
 
-def _busy(line: Timeline) -> tuple[float, float]:
-    """From the start of one request in the middle of the cell to the first token of the twelfth after it."""
-    requests = line.requests
-    middle = max(0, len(requests) // 2 - _STARTS_SHOWN // 2)
-    shown = requests.iloc[middle : middle + _STARTS_SHOWN]
-    begin = float(shown["start_s"].min())
-    end = float((shown["start_s"] + shown["ttft_ms"] / 1000).max())
-    margin = 0.04 * (end - begin) or 0.1
-    return max(0.0, begin - margin), end + margin
+def _busy(lines: list[Timeline]) -> list[tuple[float, float]]:
+    """Per cell a stretch from its middle on, equally long for all, for they are compared.
+
+    Long enough for twelve starts with their first tokens, and for one whole request unless its decode is so
+    much longer than the waits that these would not show.
+    """
+    begins, lengths, ends = [], [], []
+    for line in lines:
+        start = line.requests["start_s"].to_numpy()
+        first = start + line.requests["ttft_ms"].to_numpy() / 1000
+        middle = max(0, start.size // 2 - _STARTS_SHOWN // 2)
+        shown = slice(middle, middle + _STARTS_SHOWN)
+        waits = float(np.nanmax(first[shown]) - start[middle])
+        whole = 1.25 * float(line.requests["e2e_ms"].median()) / 1000
+        begins.append(float(start[middle]))
+        lengths.append(max(waits, min(whole, _WAITS_IN_WINDOW * waits)))
+        ends.append(float(np.nanmax(line.token_s)))
+    length = max(lengths) or 0.1
+    margin = 0.04 * length
+    begins = [max(0.0, min(begin, end - length)) for begin, end in zip(begins, ends, strict=True)]
+    return [(max(0.0, begin - margin), begin + length + margin) for begin in begins]
 
 
 def _draw_tokens(ax: Axes, line: Timeline, window: tuple[float, float], spec: FigureSpec) -> pd.DataFrame:

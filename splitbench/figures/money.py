@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from splitbench.errors import UserError
@@ -114,6 +115,7 @@ def throughput_interactivity(measured: Measured, spec: FigureSpec) -> Drawn:
         ax.set_ylabel(f"Output tokens/s per {_accelerator(layouts)}")
         ax.margins(0.1)
         ax.set_ylim(bottom=0)
+        ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
     samples = [place.sample for place in places]
     cells, invalid = cells_of(samples)
     caption = (
@@ -223,9 +225,23 @@ def _pareto_line(ax: Axes, mine: pd.DataFrame, stroke: dict[str, Any]) -> None:
         ax.plot([x], [y], zorder=4, **mark_style(50, stroke["color"], bool(row["supported"])))
         if row["concurrency"] in named:
             name = f"c={row['concurrency']:g}"
-            ax.annotate(name, (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6.5)
+            # Beside the point, not above it: at low loads the other line often passes there.
+            ax.annotate(
+                name,
+                (x, y),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=6.5,
+                zorder=6,
+                path_effects=[withStroke(linewidth=2, foreground="white")],
+            )
     bad = mine[~mine["valid"]]
     ax.plot(bad["user_tokens_s"], bad["value"], color=stroke["color"], zorder=5, **INVALID)
+
+
+def _thousands(value: float, _: int | None = None) -> str:
+    return f"{value:,.10g}"
 
 
 def _accelerator(layouts: Sequence[Layout]) -> str:
@@ -250,12 +266,12 @@ def _dress_value(ax: Axes, data: pd.DataFrame, spec: FigureSpec) -> None:
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=12))
         ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
         ax.set_ylim(float(above.min()) / 1.3, float(above.max()) * 1.3)
         return
     ax.set_ylim(0, float(values.max()) * 1.08 if values.size and values.max() > 0 else 1)
     ax.yaxis.set_major_locator(MaxNLocator(6))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
 
 
 def _key(data: pd.DataFrame) -> list[Entry]:

@@ -85,6 +85,7 @@ def telemetry(measured: Measured, spec: FigureSpec) -> Drawn:
             shared=False,
             width_in={"auto": None, "column": COLUMN_IN, "page": PAGE_IN}[spec.width],
         )
+        times = data["time_s"].min(), data["time_s"].max()
         for metric, row in zip(metrics, axes, strict=True):
             of_metric = data[data["metric"] == metric]
             top = float(of_metric["value"].max())
@@ -93,7 +94,8 @@ def telemetry(measured: Measured, spec: FigureSpec) -> Drawn:
                 mine = of_metric[of_metric["layout"] == layout.name]
                 for source, line in mine.groupby("source", sort=True):
                     ax.plot(line["time_s"], line["value"], drawstyle="steps-post", **strokes[str(source)])
-                # The same height for both layouts: they are compared.
+                # The same axes for both layouts: they are compared.
+                ax.set_xlim(times[0], max(times[1], times[0] + 1))
                 ax.set_ylim(low, top * 1.08 if top > low else low + 1)
                 ax.yaxis.set_major_locator(MaxNLocator(4))
                 ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -102,7 +104,7 @@ def telemetry(measured: Measured, spec: FigureSpec) -> Drawn:
     counts = ", ".join(f"{layout.name} {len(samples):,}" for layout, _, _, samples in found)
     caption = (
         f"What was watched during one cell of each layout, workload {spec.workload}, concurrency {concurrency} "
-        f"(samples: {counts}). A metric has the same scale in both columns."
+        f"(samples: {counts}). Columns have the same axes."
     )
     every = {str(metric) for *_, samples in found for metric in samples["metric"].unique()}
     if len(every) > len(metrics):

@@ -95,11 +95,9 @@ def _column_text(column: pd.Series) -> list[str]:
     values = column.tolist()
     if column.dtype == np.float64:
         return ["" if value != value else repr(value) for value in values]
-    if column.dtype == object:
-        # A few names, a great many times.
-        known = {value: _cell_text(value) for value in set(values)}
-        return [known[value] for value in values]
-    return [_cell_text(value) for value in values]
+    # A few names, counts and truth values, a great many times.
+    known = {value: _cell_text(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 def _cell_text(value: Any) -> str:

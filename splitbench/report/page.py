@@ -60,8 +60,8 @@ def render(report: Report) -> str:
         percentiles=[f"P{p:g}" for p in CELL_PERCENTILES],
         mixed="second_token_ms" in metrics,
         checks=sorted({str(name) for name in measured.checks["check"]}),
-        outcomes=_outcomes(measured),
-        figures=[_figure(stem, report) for stem in report.figures],
+        outcomes=_outcomes(measured, words),
+        figures=[_figure(stem, report, words) for stem in report.figures],
         plans=[_plan(plan) | {"facts": _facts(report.facts.get(plan.layout, {}))} for plan in report.plans],
     )
 
@@ -105,16 +105,16 @@ def _growth(growth: Growth, words: Words) -> dict[str, Any]:
     return {**arm, "text": text, "factor": f"× {growth.factor:.3g}"}
 
 
-def _outcomes(measured: Measured) -> dict[str, dict[str, tuple[str, str]]]:
+def _outcomes(measured: Measured, words: Words) -> dict[str, dict[str, tuple[str, str]]]:
     """Per cell and check: outcome and reason."""
     found: dict[str, dict[str, tuple[str, str]]] = {}
     for row in measured.checks.to_dict("records"):
-        reason = row["reason"] if isinstance(row["reason"], str) else ""
+        reason = words.reason(row["reason"]) if isinstance(row["reason"], str) else ""
         found.setdefault(str(row["cell_id"]), {})[str(row["check"])] = (str(row["outcome"]), reason)
     return found
 
 
-def _figure(stem: Path, report: Report) -> dict[str, Any]:
+def _figure(stem: Path, report: Report, words: Words) -> dict[str, Any]:
     sidecar = stem.with_name(f"{stem.name}.json")
     forms = {form: stem.with_name(f"{stem.name}.{form}") for form in ("svg", "png")}
     missing = [path for path in (sidecar, *forms.values()) if not path.is_file()]
@@ -127,7 +127,7 @@ def _figure(stem: Path, report: Report) -> dict[str, Any]:
         "name": stem.name,
         "title": _figure_title(stem.name, report),
         "rerun": report.rerun_figure.format(figure=stem.name) if report.rerun_figure else "",
-        "caption": facts["caption"],
+        "caption": words.caption(facts["caption"]),
         "wide": _is_wide(forms["png"]),
         "source": f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}",
         "cells": facts.get("cells", {}),
@@ -138,7 +138,7 @@ def _figure(stem: Path, report: Report) -> dict[str, Any]:
 
 
 def _figure_title(name: str, report: Report) -> str:
-    """A title in the page's language where captions are in another one."""
+    """A title in the page's language where the picture's own is in another one."""
     figure, _, workload = name.partition("-")
     if report.language == "en" or figure not in FIGURES:
         return ""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every text of the page in English and Japanese; figures' captions and reasons of checks stay as they were written."""
+"""Every text of the page in English and Japanese; captions and reasons of checks are translated in `japanese`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from splitbench.report import japanese
 from splitbench.wording import Language
 
 _EN = {
@@ -102,7 +103,6 @@ _EN = {
     "slo_at": "{limits} at P{percentile}",
     "and": " and ",
     "figures": "Figures",
-    "caption": "Caption",
     "lineage": "Lineage",
     "figure_lineage": "drawn by splitbench {version} from {cells} cells; data sha256",
     "figure_files": "The data, the sidecar and the picture as PDF, PNG and SVG are beside this page under the same "
@@ -231,7 +231,6 @@ _JA = {
     "slo_at": "{limits} (P{percentile})",
     "and": "、",
     "figures": "図",
-    "caption": "説明 (英語)",
     "lineage": "来歴",
     "figure_lineage": "splitbench {version} が {cells} 件のセルから作図。データの sha256",
     "figure_files": "データ、付随情報、PDF・PNG・SVG は同じ名前でこのページの隣にある。",
@@ -268,7 +267,7 @@ _JA = {
 
 WORDS: Mapping[Language, Mapping[str, str]] = {"en": _EN, "ja": _JA}
 
-# What a figure shows, for readers of a page whose captions are in another language.
+# What a figure shows: titles in the pictures are in English.
 FIGURES: Mapping[str, str] = {
     "itl_by_concurrency": "ITL の累積分布 (構成ごと、同時実行数別)",
     "itl_of_layouts": "ITL の累積分布 (構成の比較)",
@@ -299,6 +298,14 @@ class Words:
     def __call__(self, key: str, **facts: Any) -> str:
         text = self._texts[key]
         return text.format(**facts) if facts else text
+
+    def caption(self, text: str) -> str:
+        """A figure's caption in this language."""
+        return text if self.language == "en" else japanese.caption(text)
+
+    def reason(self, text: str) -> str:
+        """A check's reason in this language."""
+        return text if self.language == "en" else japanese.reason(text)
 
     def budget(self, text: str) -> str:
         """`4 GPUs`, `2 cores` in this language."""

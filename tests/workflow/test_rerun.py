@@ -83,6 +83,13 @@ def test_a_figures_style_runs_that_figure_and_the_report(finished: Flow) -> None
     assert finished.planned(config=finished.edited("figures", settings)) == {"figure": 2, "report": 1}
 
 
+def test_one_figure_is_drawn_by_its_short_name(finished: Flow) -> None:
+    assert finished.planned("figures/itl_by_concurrency-long") == {}
+    edited = finished.edited("figures", {"itl_by_concurrency": {"width": "page"}, "itl_of_layouts": {}})
+    assert finished.planned("figures/itl_by_concurrency-long", config=edited) == {"figure": 1}
+    assert finished.planned("figures/itl_of_layouts-long", config=edited) == {}
+
+
 def test_a_window_of_one_workload_runs_one_figure(finished: Flow) -> None:
     window = {"windows": {"long": {"y_min": 0.9}}}
     settings = {"itl_by_concurrency": window, "itl_of_layouts": {}, "ttft_of_layouts": {}}
