@@ -108,6 +108,9 @@ def candidates(peers: Path | None, stack: ExitStack, tokens: int) -> dict[str, S
         "splitbench nixl": up(proxy("nixl", *engines)),
         "splitbench lmcache": up(proxy("lmcache", *engines, "--proxy-port", str(notify))),
     }
+    port = free_port()
+    bare = [sys.executable, str(HERE / "byte_relay.py"), "--port", str(port), "--engine", str(decode.port)]
+    found["bytes alone"] = up(Server(bare, port))
     if peers is not None:
         binaries = peers / "bin"
         port = free_port()
@@ -230,6 +233,11 @@ def summary(rows: list[dict[str, Any]], streams: list[int], waiting: dict[str, A
             router = median(rows, f"vllm-router {mode}", count, "chunks_per_cpu_s")
             found[f"{mode}, {count} streams: chunks per CPU-s / vllm-router's"] = round(ours / router, 2)
             if mode == "round-robin":
+                bare = median(rows, "bytes alone", count, "chunks_per_cpu_s")
+                found[f"{count} streams: chunks per CPU-s of bytes alone / vllm-router's"] = round(
+                    bare / router, 2
+                )
+                found[f"{mode}, {count} streams: chunks per CPU-s / bytes alone's"] = round(ours / bare, 2)
                 relay = median(rows, "fastapi + httpx", count, "chunks_per_cpu_s")
                 found[f"{mode}, {count} streams: chunks per CPU-s / FastAPI + httpx's"] = round(
                     ours / relay, 2
@@ -257,21 +265,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=30, help="longest wait for one load")
-    parser.add_argument("--only", default="", help="candidates whose name contains this")
+    parser.add_argument("--only", default="", help="comma list: candidates whose name contains one of these")
     parser.add_argument("--json", type=Path, help="write all rows here")
     given = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     streams = [int(count) for count in given.streams.split(",")]
+    only = given.only.split(",")
     rows: list[dict[str, Any]] = []
     load_before = os.getloadavg()[0]
     with ExitStack() as stack:
         servers = candidates(given.peers, stack, given.tokens)
-        plan = [(count, name) for count in streams for name in servers if given.only in name]
+        plan = [(count, name) for count in streams for name in servers if any(part in name for part in only)]
         plan += [
             (given.most_streams, name)
             for name in servers
-            if given.most_streams and given.only in name and ("direct" in name or "splitbench" in name)
+            if given.most_streams
+            and any(part in name for part in only)
+            and ("direct" in name or "splitbench" in name)
         ]
         for _ in range(given.rounds):
             for count, name in plan:
