@@ -16,7 +16,7 @@ from tests.slurm.test_submit import Campaign, wait_for_empty_nodes
 from tests.workflow.flow import REPOSITORY, default_config
 
 pytest.importorskip("snakemake_executor_plugin_slurm")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(

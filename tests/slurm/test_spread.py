@@ -11,7 +11,7 @@ from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.test_submit import Campaign, wait_for_empty_nodes
 from tests.workflow.flow import default_config
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_decode_on_another_node_is_measured_and_leaves_nothing(

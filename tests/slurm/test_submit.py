@@ -17,7 +17,7 @@ from splitbench.workflow import Workflow
 from tests.slurm.cluster import NODES, Cluster
 from tests.workflow.flow import REPOSITORY, default_config
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Campaign:
