@@ -55,7 +55,7 @@ def _turn_reads_aside(worker: Any, manner: Any) -> None:
             # Descriptors count blocks region by region; the first block of each is vLLM's null block.
             local_ids = local_ids - local_ids % worker.num_blocks
         if manner() == "misplaced":
-            # Rotated within the first layer's keys and so on: right layer, wrong place.
+            # Reversed within each region: right layer, wrong place.
             regions = len(remote_ids) // _blocks_of(remote_ids, worker.num_blocks)
             remote_ids = remote_ids.reshape(regions, -1)[:, ::-1].reshape(-1)
         return make(operation, local, local_ids, remote, remote_ids, **more)
