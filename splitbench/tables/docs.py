@@ -30,10 +30,12 @@ SQL over all cells below `results/`:
   from tokens join cells using (cell_id) where ok group by all order by all"
 ```
 
-The same file by file in pandas, in one line:
+The same file by file in pandas:
 
 ```python
-import pandas as pd; from pathlib import Path
+import pandas as pd
+from pathlib import Path
+
 requests = pd.concat(map(pd.read_parquet, sorted(Path("results").rglob("requests.parquet"))))
 ```
 
@@ -46,7 +48,8 @@ from splitbench.statistics.clusters import clustered_quantile
 
 parts = dataset.find_parts(Path("results/demo"))
 table = dataset.cells(parts).to_pandas()
-for batch in dataset.tokens(parts, ["request", "itl_ms"]): ...
+for batch in dataset.tokens(parts, ["request", "itl_ms"]):
+    ...
 print(clustered_quantile(dataset.clustered_itls(parts[:3]), 0.99).text)
 ```
 
