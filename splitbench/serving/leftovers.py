@@ -101,8 +101,8 @@ def private_places(runtime: Path, inherited: Mapping[str, str]) -> dict[str, str
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
+    except (KeyError, ImportError, OSError):  # a container's user without a name, as PyTorch calls him
+        return f"uid_{os.getuid()}"
 
 
 # -- shared memory -------------------------------------------------------------------------------------------
