@@ -165,8 +165,9 @@ def _environment(check: Mapping[str, Any], measured: Measured) -> dict[str, str]
     return facts
 
 
-def _command(config_argument: str) -> str:
-    return f"snakemake {config_argument}".rstrip()
+def _command(config_argument: str, target: str = "") -> str:
+    # The target first: --configfile takes every word that follows it.
+    return " ".join(word for word in ("snakemake", target, config_argument) if word)
 
 
 def _rerun(config_argument: str, words: Words) -> list[tuple[str, str]]:
@@ -174,5 +175,5 @@ def _rerun(config_argument: str, words: Words) -> list[tuple[str, str]]:
     return [
         (words("rerun_all"), command),
         (words("rerun_dry"), f"{command} -n"),
-        (words("rerun_cost"), f"{command} plan_cost"),
+        (words("rerun_cost"), _command(config_argument, "plan_cost")),
     ]
