@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,8 @@ def main() -> None:
         run(["statistics", *flow.figure_names], folder, arguments.figures)
         run(["report"], folder, arguments.figures)
         seconds = time.perf_counter() - begun
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"processor time of all jobs: {spent.ru_utime + spent.ru_stime:.1f} s")
         size = (folder / "report.html").stat().st_size / 1e6
         print(f"{len(flow.figure_names)} figures and the page ({size:.1f} MB): {seconds:.1f} s on 2 cores")
         if seconds > arguments.limit:
