@@ -24,7 +24,7 @@ def waves(engines: Sequence[tuple[Collection[Hashable], Sequence[str]]]) -> list
     for index, (occupied, argv) in enumerate(engines):
 
         def disturbs(
-            other: int, mine: Collection[int] = occupied, measures: bool = POOL_IN_BYTES not in argv
+            other: int, mine: Collection[Hashable] = occupied, measures: bool = POOL_IN_BYTES not in argv
         ) -> bool:
             devices, arguments = engines[other]
             return bool({*devices} & {*mine}) and (measures or POOL_IN_BYTES not in arguments)
