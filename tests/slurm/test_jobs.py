@@ -46,7 +46,7 @@ def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(
             folder=tmp_path,
             env={"SPLITBENCH_STORE": str(tmp_path / "store"), "PYTHONPATH": str(REPOSITORY)},
             check=False,
-            limit_s=300,
+            limit_s=600,
         )
         told = done.stdout + done.stderr + cluster.told()
         assert done.returncode == 0, told

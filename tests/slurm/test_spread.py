@@ -21,7 +21,7 @@ def test_decode_on_another_node_is_measured_and_leaves_nothing(
     del config["workloads"]["long"], config["layouts"]["agg"]
     config["layouts"]["pd"]["decode"] |= {"node": 1}
     campaign = Campaign(cluster, tmp_path, config)
-    job = campaign.submit("--time", "10", "--", "cells")
+    job = campaign.submit("--time", "30", "--", "cells")
 
     def engines() -> list[str]:
         """Roles of the engines that run, node by node."""
@@ -35,7 +35,7 @@ def test_decode_on_another_node_is_measured_and_leaves_nothing(
 
     # Ended in mid-measurement: the step on the other node goes, too.
     again = Campaign(cluster, tmp_path, config | {"seed": 2})
-    job = again.submit("--time", "10", "--", "cells")
+    job = again.submit("--time", "30", "--", "cells")
     cluster.until("an engine on each node", lambda: "consumer" in engines()[1], 90)
     cluster.head.run(["scancel", str(job)])
     assert wait_for_empty_nodes(cluster, 30) < 30

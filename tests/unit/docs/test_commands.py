@@ -78,6 +78,14 @@ ELSEWHERE: tuple[tuple[str, str], ...] = (
         "tests/workflow/test_rerun.py::test_everything_is_there_so_nothing",
     ),
     (
+        r"\.venv/bin/splitbench submit .*",
+        "tests/slurm/test_submit.py::test_a_sweep_that_is_ended_in_every_way",
+    ),
+    (
+        r"\.venv/bin/snakemake --workflow-profile profiles/slurm-jobs --configfile \S+",
+        "tests/slurm/test_jobs.py::test_sessions_are_jobs_and_nodes",
+    ),
+    (
         r"\.venv/bin/splitbench up \S+( --configfile \S+)?",
         "tests/workflow/test_session_commands.py::test_a_layout_by_hand_from_up_to_down",
     ),
