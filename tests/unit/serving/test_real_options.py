@@ -20,6 +20,7 @@ CONFIGS = REPOSITORY / "config"
 # Experiments by the stack whose parsers were read.
 CASES = [
     ("experiments/sakura-h100.yaml", "options-0.11.0.json"),
+    ("experiments/gpus4-replicas-pd.yaml", "options-0.32.0.json"),
     ("config.yaml", "options-0.32.0-cpu.json"),
     ("experiments/cores-chat.yaml", "options-0.32.0-cpu.json"),
     ("experiments/cores-replicas.yaml", "options-0.32.0-cpu.json"),

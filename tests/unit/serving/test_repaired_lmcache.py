@@ -44,7 +44,7 @@ class GpuConnector:
 class Stock:
     """vLLM's connector around LMCache's engine."""
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         self._lmcache_engine = vllm_config
         self.chunks: list[str] = []
         self.loaded: list[Any] = []
