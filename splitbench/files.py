@@ -62,7 +62,7 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.chmod(0o666 & ~umask)  # mkstemp made it private; results are for sharing
         aside.replace(path)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
     finally:

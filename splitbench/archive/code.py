@@ -43,7 +43,7 @@ class Code:
 
 
 def code_of(repository: Path) -> Code:
-    """The workflow's code: `git archive` of the commit, overlaid with what was changed since.
+    """The workflow's code: `git archive` of the commit (less what .gitattributes ignores), and what was changed since.
 
     Raises:
         UserError: git is there but can't give the commit.

@@ -211,7 +211,7 @@ def errors_of(bench: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         UserError: texts and latencies don't belong together.
     """
-    lacking = [name for name in ("generated_texts", "itls", "ttfts", "start_times") if not bench.get(name)]
+    lacking = [name for name in ("generated_texts", "itls", "ttfts") if not bench.get(name)]
     if lacking:
         raise UserError(f"this version of the client states no {', '.join(lacking)}", where="selftest-client")
     gaps: list[float] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def measured(
         monkeypatch.setattr(stage, name, lambda *_: None)
     monkeypatch.setattr(stage, "run_cell", run_cell)
     monkeypatch.setattr(stage, "judge", lambda *_: verdicts[len(runs) - 1])
-    monkeypatch.setattr(stage, "_progress", lambda *_: "")
+    monkeypatch.setattr(stage, "_standing", lambda *_: SimpleNamespace(line=lambda: ""))
     monkeypatch.delenv("SPLITBENCH_OWNER", raising=False)
     said: list[str] = []
     stage.measure_cell(flow, cell.cell_id, environment=folder, log=folder / "a.log", note=said.append)
