@@ -229,10 +229,10 @@ def test_snakemake_reads_its_commands_as_they_are_meant() -> None:
     assert {"plans", "first", "archive"} <= targets
 
 
-# Of vLLM, git, hub clients and container engines; everything else that a page names must be ours or snakemake's.
+# Of vLLM, git, hub clients, SLURM and container engines; everything else that a page names must be ours or snakemake's.
 FOREIGN = {
     *("--ignore-eos", "--api-key", "--no-async-scheduling", "--enforce-eager", "--max-model-len"),
-    *("--exclude", "--shm-size", "--ulimit", "--strict", "--save-detailed"),
+    *("--nodelist", "--exclude", "--shm-size", "--ulimit", "--strict", "--save-detailed"),
 }
 
 
