@@ -72,10 +72,17 @@ class Workflow:
 
     @property
     def config_argument(self) -> str:
-        """How a person names this experiment to snakemake; empty for the default one."""
-        if not self.files or self.files[-1] == Path("config/config.yaml"):
+        """How a person names this experiment to snakemake; empty for the default one.
+
+        From the folder of the run where it lies below that: Snakemake states it from the root of the machine, whose
+        folders are nobody's business in a report.
+        """
+        if not self.files:
             return ""
-        return f"--configfile {shlex.quote(str(self.files[-1]))}"
+        file, here = self.files[-1], Path.cwd()
+        if file.is_relative_to(here):
+            file = file.relative_to(here)
+        return "" if file == Path("config/config.yaml") else f"--configfile {shlex.quote(str(file))}"
 
     # Names of folders that carry the digest of what they hold.
 

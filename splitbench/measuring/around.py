@@ -24,6 +24,7 @@ from splitbench.measuring.logs import read_part, size_of
 from splitbench.measuring.scrape import sampled, source_of
 from splitbench.measuring.smoke import smoke
 from splitbench.measuring.telemetry import Sampler, members, to_json
+from splitbench.serving.processes import all_processes
 from splitbench.serving.session import Session
 
 GAUGES_EVERY_S = 5.0
@@ -110,7 +111,7 @@ class Around:
             scrape_interval_s=every_s or settings.interval_s,
             gpus=self._gpus,
         )
-        self._engines = [engine.pid for engine in session.engines]
+        self._ours = [int(one["process"].partition(":")[0]) for one in session.record["processes"]]
         self._marks: dict[str, int] = {}
         self._foreign: list[str] = []
 
@@ -127,8 +128,10 @@ class Around:
     def _strangers(self) -> list[str]:
         if self._gpus is None:
             return []
-        family = {member for pid in self._engines for member in members(pid)}
-        return self._gpus.foreign(family)
+        # Services too: the server of MPS computes on the GPU for both engines, and its control program starts it.
+        table = all_processes()
+        family = {member for pid in self._ours for member in members(pid, table)}
+        return self._gpus.foreign(family, groups=self._ours)
 
     def end(self, notes: SessionNotes, ticks: Path) -> tuple[dict[str, Any], bytes]:
         """Stop sampling.

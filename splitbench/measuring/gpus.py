@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -60,8 +61,13 @@ class Gpus:
         ask = ask or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
         return int(ask(handle))
 
-    def foreign(self, ours: Iterable[int]) -> list[str]:
-        """Processes on these GPUs that are not ours, in words."""
+    def foreign(self, ours: Iterable[int], groups: Collection[int] = ()) -> list[str]:
+        """Processes on these GPUs that are not ours, in words.
+
+        Args:
+            ours: processes.
+            groups: process groups; who is in one belongs to us, though its parent may have ended.
+        """
         known = set(ours)
         found = []
         for index, handle in self._handles.items():
@@ -71,9 +77,18 @@ class Gpus:
                 continue
             for process in processes:
                 # In a container the driver may number processes as the host does: then nothing can be said.
-                if process.pid not in known and psutil.pid_exists(process.pid):
+                if process.pid in known or _group(process.pid) in groups:
+                    continue
+                if psutil.pid_exists(process.pid):
                     found.append(f"GPU {index}: process {process.pid} ({_name(process.pid)}) is not ours")
         return found
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None
 
 
 def _name(pid: int) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from splitbench.experiment.cells import Cells
 from splitbench.experiment.load import load_experiment
+from splitbench.workflow import Workflow
 from tests.fakes.experiments import GOOD
 
 
@@ -108,3 +109,16 @@ def test_listed_order_is_the_configs_and_changes_no_cell() -> None:
     shuffled = cells_of(edited("matrix", concurrency=[8, 1, 4]))
     assert set(shuffled.ids) == set(cells.ids)
     assert [shuffled.order(cell) for cell in shuffled.ids] != [cells.order(cell) for cell in cells.ids]
+
+
+def test_the_config_is_named_from_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, named in (
+        (tmp_path / "config" / "my own.yaml", "--configfile 'config/my own.yaml'"),
+        (tmp_path / "config" / "config.yaml", ""),
+        (Path("config/config.yaml"), ""),
+        (Path("/elsewhere/x.yaml"), "--configfile /elsewhere/x.yaml"),
+    ):
+        assert Workflow(copy.deepcopy(GOOD), [file]).config_argument == named
