@@ -25,6 +25,12 @@ def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(
     config = default_config(stub, 17100)
     del config["workloads"]["long"]
     config["layouts"]["agg"] = {"kind": "aggregated", "cores": [0, 1]}  # as many as PD: a pair to compare
+    # What runs beside a test must not decide about its cells.
+    config["thresholds"] = {
+        "taken_warn_percent": 1e6,
+        "taken_invalid_percent": 1e6,
+        "client_late_percent": 1e6,
+    }
     campaign = Campaign(cluster, tmp_path, config)
     workflow = [
         *(sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")),

@@ -80,7 +80,7 @@ def wait_for_empty_nodes(cluster: Cluster, limit_s: float) -> float:
 
 def test_a_sweep_that_is_ended_in_every_way_and_goes_on(cluster: Cluster, tmp_path: Path, stub: Path) -> None:
     """Time limit, lost node daemon, scancel: each time only unfinished cells run, and nothing is left on a node."""
-    config = default_config(stub, 17100) | {"matrix": {"concurrency": [1, 2, 3, 4]}}
+    config = default_config(stub, 17100) | {"matrix": {"concurrency": [1, 2, 3, 4], "restarts": 2}}
     del config["workloads"]["long"]
     config["engine"]["env"]["VLLM_STUB_STEP_MS"] = "60"  # a sweep that outlasts SLURM's loss of a node
     folder = tmp_path / "it's $(touch here); a folder"

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from contextlib import suppress
@@ -93,8 +96,10 @@ class Flow:
         self.folder = folder
         self.store = store or folder / "store"
         self.config = config or default_config(python, free_ports(1)[0])
-        self.state = folder / "state"
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, whose path pytest makes longer than a socket's may be.
+        self.state = Path(tempfile.mkdtemp(prefix="sb-test-"))
+        atexit.register(shutil.rmtree, self.state, ignore_errors=True)
         self.extra: dict[str, str] = {}
 
     @property

@@ -180,8 +180,9 @@ def test_another_stack_runs_every_cell(finished: Flow) -> None:
 
 def test_another_model_runs_every_cell(finished: Flow) -> None:
     config = finished.edited("model/synthetic/seed", 3)
-    # A plan's script names where the model is made.
-    assert finished.planned(config=config) == {"plan": 2, "model": 1, "cell": 8, "part": 8, **AFTER_CELLS}
+    # A plan's script names where the model is made, and the client's self-test reads with its tokenizer.
+    again = {"plan": 2, "model": 1, "client_floor": 1, "cell": 8, "part": 8, **AFTER_CELLS}
+    assert finished.planned(config=config) == again
 
 
 def test_another_seed_runs_every_cell(finished: Flow) -> None:

@@ -82,7 +82,9 @@ def test_a_workflow_takes_the_node_from_a_session_by_hand(state: Path, tmp_path:
     assert f"owner pid {Owner.current().pid}" in said("status")
 
 
-def test_what_a_killed_supervisor_left_is_told_and_ended(state: Path, tmp_path: Path) -> None:
+def test_what_a_killed_supervisor_left_is_told_and_ended(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     up(tmp_path, aggregated(free_ports(1)[0], ignore_term="1").model_dump_json())
     record = read_record(session_record(state))
     assert record is not None
@@ -91,7 +93,8 @@ def test_what_a_killed_supervisor_left_is_told_and_ended(state: Path, tmp_path: 
     while supervisor.alive():
         time.sleep(0.01)
     assert "still running of it: 1 of its processes; splitbench down ends them" in said("status")
-    assert "ending what a killed supervisor left behind (1 of its processes)" in said("down")
+    assert said("down") == "ended\n"
+    assert "ending what a killed supervisor left behind (1 of its processes)" in capsys.readouterr().err
     assert said("status").startswith("nothing is up\n  last: agg-")
 
 

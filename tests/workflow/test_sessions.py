@@ -637,7 +637,8 @@ def test_an_idle_supervisor_uses_no_processor_time(state: Path, tmp_path: Path) 
 
 
 def test_the_record_tells_what_is_up(state: Path, tmp_path: Path) -> None:
-    assert status(state) == {"state": str(state), "supervisor": False, "session": None, "measuring": None}
+    nothing = {"supervisor": False, "session": None, "measuring": None, "progress": None}
+    assert status(state) == {"state": str(state), **nothing}
     with acquire(request(aggregated(free_ports(1)[0]), tmp_path), Told(), state=state) as session:
         now = status(state)
     assert now["supervisor"] is True
