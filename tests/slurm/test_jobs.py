@@ -72,4 +72,6 @@ def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(
     statistics = json.loads((campaign.results / "statistics.json").read_text())
     (verdict,) = statistics["verdicts"]
     assert verdict["outcome"] == "undecided"
+    checks = pq.read_table(campaign.results / "tables" / "checks.parquet").to_pylist()
+    assert [f"{c['cell_id']}: {c['reason']}" for c in checks if c["verdict"] == "invalid"] == []
     assert "other_nodes" in {reason["code"] for reason in verdict["reasons"]}
