@@ -29,7 +29,9 @@ rule probe:
         "../scripts/probe.py"
 
 
-# Early, so that a machine that does not fit costs a minute and not the night.
+# Early, so that a machine that does not fit costs a minute and not the night. What is asked of the machine is no
+# parameter: Snakemake looks at no job below one that it will run, so that a question asked anew would hide every other
+# edit for a run (`ancient` keeps the cells from running, and from being looked at). Cells and report ask again instead.
 rule check:
     input:
         probe=rules.probe.output[0],
@@ -39,8 +41,6 @@ rule check:
         flow.path(f"logs/environment/check-{flow.stack_key}.log"),
     conda:
         "../envs/workflow.yaml"
-    params:
-        check=flow.check_text(),
     script:
         "../scripts/check.py"
 

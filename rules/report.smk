@@ -28,6 +28,7 @@ rule report:
         title=flow.experiment.title,
         language=flow.experiment.language,
         config=flow.config_argument,
+        check=flow.check_text(),
     script:
         "../scripts/report.py"
 

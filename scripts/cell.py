@@ -9,6 +9,7 @@ with script(snakemake.log[0]) as note:
         Workflow(snakemake.config),
         cell_id(snakemake.wildcards),
         environment=Path(snakemake.input.environment),
+        check=Path(snakemake.input.check),
         log=Path(snakemake.log[0]),
         note=note,
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Mapping
@@ -175,7 +176,21 @@ def write_check(flow: Workflow, probe: Path, output: Path, log: Path, note: Note
         )
     if not result.fits:
         note(f"going on in spite of it (check: warn): {result.summary()}")
-    write_json(output, result.as_json(mode))
+    write_json(output, result.as_json(mode) | {"asked": _asked(flow)})
+
+
+def _asked(flow: Workflow) -> str:
+    return hashlib.sha256(flow.check_text().encode()).hexdigest()
+
+
+def checked(flow: Workflow, probe: Path, output: Path, log: Path, note: Note) -> None:
+    """The same, where the experiment asks something else of the machine than what the record answers.
+
+    Raises:
+        UserError: it does not fit, and the config does not say `check: warn`.
+    """
+    if read_json(output).get("asked") != _asked(flow):
+        write_check(flow, probe, output, log, note)
 
 
 def environment_now(flow: Workflow, recorded: Path, serving: Mapping[str, Any], note: Note) -> Path:

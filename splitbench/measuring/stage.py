@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from splitbench.cluster.allocation import allocated
-from splitbench.environment.stage import ensure_model, ensure_serving, environment_now
+from splitbench.environment.stage import checked, ensure_model, ensure_serving, environment_now
 from splitbench.errors import UserError
 from splitbench.experiment.cells import Cell
 from splitbench.files import canonical_json, read_json, write_json
@@ -33,7 +33,13 @@ TRIES = 3
 
 
 def measure_cell(
-    flow: Workflow, cell_id: str, *, environment: Path, log: Path, note: Callable[[str], None]
+    flow: Workflow,
+    cell_id: str,
+    *,
+    environment: Path,
+    check: Path | None = None,
+    log: Path,
+    note: Callable[[str], None],
 ) -> None:
     """Measure one cell of an experiment.
 
@@ -41,12 +47,15 @@ def measure_cell(
         flow: the experiment.
         cell_id: which of its cells.
         environment: record of the machine and its software.
+        check: what came of comparing them with what the experiment asks; asked again where that has changed since.
         log: the rule's log; the client's output goes beside it.
         note: takes lines for a person.
 
     Raises:
         UserError: what kept the cell from being measured.
     """
+    if check is not None:
+        checked(flow, environment, check, log, note)
     cell = flow.cells[cell_id]
     files = _files(flow, cell)
     owner = Owner.from_env(os.environ)

@@ -38,8 +38,12 @@ def test_a_machine_that_does_not_fit_stops_the_run_before_any_engine(flow: Flow)
     assert went_on.returncode == 0, went_on.stdout + went_on.stderr
     record = json.loads(check_file(flow).read_text(encoding="utf-8"))
     assert record["went_on"] is True and record["fits"] is False
-    # Back to the strict way: what was let pass is looked at again.
-    assert flow.planned("--until", "check")["check"] == 1
+    # Back to the strict way: what was let pass is looked at again, before a cell.
+    again = flow.run("cells")
+    assert again.returncode == 1 and "gpus is 0, expected >= 64" in again.stdout + again.stderr
+    assert set(flow.status().values()) <= {"failed"} and not list(
+        flow.results.glob("cells/*/*/*/*/record.json")
+    )
 
 
 def test_a_stack_file_with_a_mistake_is_one_line(flow: Flow) -> None:
@@ -53,8 +57,16 @@ def test_what_is_expected_runs_no_cell_again(finished: Flow) -> None:
     file = finished.folder / "expects.yaml"
     file.write_text("name: x\nexpects: {cores: {minimum: 1}}\n", encoding="utf-8")
     planned = finished.planned(config=finished.edited("stack/expects", str(file)))
-    assert planned == {"check": 1, "report": 1}
-    assert finished.planned(config=finished.edited("check", "warn")) == {"check": 1, "report": 1}
+    assert planned == {"report": 1}
+    assert finished.planned(config=finished.edited("check", "warn")) == {"report": 1}
+
+
+def test_what_is_expected_hides_no_other_edit(finished: Flow) -> None:
+    config = finished.edited("layouts/agg/args", {"max-num-seqs": 7}) | {"check": "warn"}
+    planned = finished.planned(config=config)
+    assert (planned["cell"], planned["part"]) == (4, 4)
+    config = finished.edited("thresholds/kv_moved_percent", 90) | {"check": "warn"}
+    assert finished.planned(config=config)["part"] == 8
 
 
 def test_cells_point_to_the_environment_they_ran_in(finished: Flow) -> None:
