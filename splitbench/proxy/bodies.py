@@ -12,7 +12,7 @@ from splitbench.proxy.wire import RefusalError
 JsonObject = dict[str, Any]
 
 MAX_PARTS = 1024
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, and vLLM's, where a completion names no max_tokens
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, and vLLM's, where a completion names no max_tokens, or null
 
 
 def _names(text: str) -> frozenset[str]:
@@ -112,7 +112,8 @@ def token_budget(fields: JsonObject, chat: bool) -> int | None:
         budget = fields.get("max_completion_tokens")
         budget = fields.get("max_tokens") if budget is None else budget
     else:
-        budget = fields.get("max_tokens", DEFAULT_COMPLETION_TOKENS)
+        budget = fields.get("max_tokens")
+        budget = DEFAULT_COMPLETION_TOKENS if budget is None else budget
     return cast("int | None", budget)
 
 

@@ -417,7 +417,9 @@ def prompts_of(body: dict[str, Any]) -> list[list[int]]:
 
 def limit_of(body: dict[str, Any], chat: bool, prompt_length: int) -> int:
     """How many tokens to generate at most."""
-    limit = body.get("max_tokens", None if chat else 16)
+    limit = body.get("max_tokens")
+    if limit is None and not chat:
+        limit = 16
     if chat and body.get("max_completion_tokens") is not None:
         limit = body["max_completion_tokens"]
     if limit is not None and (not isinstance(limit, int) or limit < 1):
