@@ -91,6 +91,9 @@ def refuse_for_sewing(fields: JsonObject) -> None:
         if name in ("frequency_penalty", "presence_penalty", "length_penalty", "best_of") and value in (0, 1):
             continue
         raise RefusalError(400, f"{name}: {mend}", name)
+    if "messages" in fields and token_budget(fields, chat=True) is None:
+        # The decoder answers a completion, whose limit is 16 where none is given; a chat's is what the context holds.
+        raise RefusalError(400, f"a chat without max_tokens: {mend}", "max_tokens")
     if fields.get("seed") is not None and fields.get("temperature") != 0:
         raise RefusalError(400, f"seed without temperature 0: {mend}", "seed")
     for message in fields.get("messages") or ():

@@ -52,7 +52,6 @@ EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [TEXT, "w1 w2 w3"], "max_tokens": 6}),
     (COMPLETIONS, {"prompt": [IDS, IDS[::-1]], "max_tokens": 5, "min_tokens": 5}),
     (COMPLETIONS, {"prompt": [IDS[:9]], "max_tokens": None}),
-    (CHATS, {"messages": [{"role": "user", "content": LONG}]}),
     (CHATS, CHAT | {"max_tokens": 1}),
     (CHATS, CHAT | {"max_completion_tokens": 8}),
 ]
@@ -62,6 +61,7 @@ FROM_THE_DECODER: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": IDS, "max_tokens": 5, "n": 2, "temperature": 1.0, "seed": 11}),
     (COMPLETIONS, {"prompt": TEXT, "max_tokens": 9, "seed": 4, "temperature": 0.9, "presence_penalty": 0.4}),
     (CHATS, CHAT | {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}),
+    (CHATS, {"messages": [{"role": "user", "content": LONG}]}),
 ]
 NEVER_SEWN = ("stop", "logprobs", "echo", "seed", "presence_penalty")
 STREAMS: list[dict[str, Any]] = [

@@ -16,7 +16,7 @@ from tests.unit.docs.pages import REPOSITORY
 HEAD = "SPDX-License-Identifier: Apache-2.0"
 # Made by tools that write their own head, pictures, or data whose every byte matters.
 WITHOUT = re.compile(
-    r"\.(lock|json|png|md|rst|gz|whl|zip|patch|present)$|^LICENSE$|(^|/)\.gitignore$|^tests/(fixtures|golden)/"
+    r"\.(lock|json|parquet|png|md|rst|gz|whl|zip|patch|present)$|^LICENSE$|(^|/)\.gitignore$|^tests/(fixtures|golden)/"
 )
 
 

@@ -50,7 +50,6 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT | {"max_tokens": 1}),
     ("/v1/chat/completions", CHAT | {"max_tokens": 9, "ignore_eos": True}),
     ("/v1/chat/completions", CHAT | {"max_completion_tokens": 7, "ignore_eos": True, "temperature": 0}),
-    ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"n": 2, "max_tokens": 5, "ignore_eos": True} | SEEDED),
 ]
 STREAMS: list[dict[str, Any]] = [
@@ -66,6 +65,7 @@ WHOLE_DECODER_ONLY: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "echo": True, "ignore_eos": True}),
     ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "seed": 3, "ignore_eos": True}),
     ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "presence_penalty": 0.5, "ignore_eos": True}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": None}),
     ("/v1/chat/completions", CHAT | {"max_tokens": 4, "stop": "x9"}),
     ("/v1/chat/completions", CHAT | {"max_tokens": 4, "tools": [{"type": "function"}]}),
 ]
