@@ -440,7 +440,7 @@ def test_chat_answers_that_the_engine_parses_are_refused() -> None:
         async with layout("lmcache-mp", first_token="prefiller") as up:
             for stream in (False, True):
                 up.prefillers[0].script.append(Behaviour(raw=answer))
-                body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+                body = {"messages": [{"role": "user", "content": "x"}], "stream": stream, "max_tokens": 3}
                 got = await up.ask(body, "/v1/chat/completions")
                 assert got.status == 400 and "--first-token decoder" in got.value["error"]["message"]
             # One of two answers has begun when the other turns out to be so.
