@@ -119,10 +119,10 @@ def test_a_sweep_that_is_ended_in_every_way_and_goes_on(cluster: Cluster, tmp_pa
     assert cluster.wait_for_job(again) == "COMPLETED", campaign.log()
     assert wait_for_empty_nodes(cluster, 5) < 5
     records.append(campaign.records())
-    for lost_a_node, (earlier, later) in zip((False, True, False), itertools.pairwise(records), strict=True):
+    for earlier, later in itertools.pairwise(records):
         again = [name for name, record in earlier.items() if later.get(name) != record]
-        # What was measured stays as it was. A node that SLURM has given up may still finish its cell while the other
-        # one, which planned it, measures it too; the later one counts.
-        assert len(again) <= lost_a_node, again
+        # What was measured stays as it was, but for the cell that was just being finished: a node that SLURM has given
+        # up may finish it while the other one measures it too, and snakemake may end before it notes what it has.
+        assert len(again) <= 1, again
     assert {name: record["cell_digest"] for name, record in records[-1].items()} == planned
     assert not list(tmp_path.rglob("here"))
