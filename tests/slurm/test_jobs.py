@@ -26,11 +26,15 @@ def test_sessions_are_jobs_and_nodes_are_never_mixed_silently(
     del config["workloads"]["long"]
     config["layouts"]["agg"] = {"kind": "aggregated", "cores": [0, 1]}  # as many as PD: a pair to compare
     # What runs beside a test must not decide about its cells.
-    config["thresholds"] = {
-        "taken_warn_percent": 1e6,
-        "taken_invalid_percent": 1e6,
-        "client_late_percent": 1e6,
-    }
+    limits = (
+        "taken_warn",
+        "taken_invalid",
+        "client_late",
+        "client_cpu",
+        "coalesced_warn",
+        "coalesced_invalid",
+    )
+    config["thresholds"] = {f"{name}_percent": 1e6 for name in limits} | {"load_percent": 1e-6}
     campaign = Campaign(cluster, tmp_path, config)
     workflow = [
         *(sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")),
