@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -78,6 +79,10 @@ def wait_for_empty_nodes(cluster: Cluster, limit_s: float) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.skipif(
+    not os.environ.get("SPLITBENCH_TEST_SLURM"),
+    reason="SPLITBENCH_TEST_SLURM=1 runs it: three minutes of interrupted sweeps with limits in seconds",
+)
 def test_a_sweep_that_is_ended_in_every_way_and_goes_on(cluster: Cluster, tmp_path: Path, stub: Path) -> None:
     """Time limit, lost node daemon, scancel: each time only unfinished cells run, and nothing is left on a node."""
     config = default_config(stub, 17100) | {"matrix": {"concurrency": [1, 2, 3, 4], "restarts": 2}}
