@@ -39,9 +39,10 @@ import yaml
 from splitbench.files import sha256_file
 from splitbench.serving import ports
 from splitbench.serving.leftovers import SHARED_MEMORY
-from splitbench.serving.processes import ProcessId, all_processes, command_line, descendants
+from splitbench.serving.processes import command_line
 from splitbench.serving.state import read_record, session_record
 from tests.fakes.layouts import free_ports
+from tests.faults import ground
 from tests.workflow.flow import REPOSITORY, Flow
 
 VICTIMS = ("snakemake", "job", "supervisor", "engine", "engine's child", "proxy", "client")
@@ -97,50 +98,22 @@ def config_of(layout: str) -> dict[str, Any]:
     return config
 
 
-def find(victim: str, flow: Flow, snakemake: int) -> ProcessId | None:
-    """The process to be hit now, if there is one."""
-    if victim == "snakemake":
-        return ProcessId.of(snakemake)
-    if victim == "job":
-        note = read_record(flow.state / "node.json")
-        return ProcessId.parse(note["process"]) if note else None
-    record = read_record(session_record(flow.state))
-    if record is None or record["phase"] == "ended":
-        return None
-    supervisor = ProcessId.parse(record["supervisor"])
-    if victim == "supervisor":
-        return supervisor
-    if victim == "engine's child":
-        mains = {ProcessId.parse(each["process"]).pid for each in record["processes"]}
-        below = [each for each in descendants(supervisor.pid, all_processes()) if not each.dead]
-        children = [each for each in below if each.pid not in mains]
-        return ProcessId(children[-1].pid, children[-1].started) if children else None
-    started = [ProcessId.parse(each["process"]) for each in record["processes"] if each["kind"] == victim]
-    return started[-1] if started else None
-
-
-def phase_of(flow: Flow) -> str | None:
-    """What the session is doing."""
-    record = read_record(session_record(flow.state))
-    return str(record["phase"]) if record else None
-
-
 def strike(trial: Trial, flow: Flow, running: Any) -> None:
     """Wait for the moment, and send the signal."""
     begun = time.monotonic()
     order = [*PHASES, "ended"]
     while running.poll() is None and time.monotonic() - begun < RUN_LIMIT_S:
-        now = phase_of(flow)
+        now = ground.phase(flow)
         if now in order and order.index(now) >= order.index(trial.phase):
             break
         time.sleep(0.02)
     moment = time.monotonic() + trial.delay_s
     while time.monotonic() < moment and running.poll() is None:
-        if trial.phase != "starting" and phase_of(flow) == "ended":
+        if trial.phase != "starting" and ground.phase(flow) == "ended":
             break  # the phase was shorter than the dice thought; hit what is still there
         time.sleep(0.02)
-    victim = find(trial.victim, flow, running.pid)
-    trial.in_phase = phase_of(flow)
+    victim = ground.victim(flow, trial.victim, running.pid)
+    trial.in_phase = ground.phase(flow)
     if victim is not None and victim.alive() and running.poll() is None:
         trial.hit = command_line(victim.pid)[:80]
         if not victim.signal(getattr(signal, trial.signal)):
